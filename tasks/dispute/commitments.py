@@ -13,7 +13,8 @@ from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleTree
-from tasks.programs.program import PlaceKind, Program, SourceKind
+from tasks.programs.divergence import Divergence, diverged_places
+from tasks.programs.program import Place, PlaceKind, Program, SourceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaves_of, tensor_root
 from tasks.programs.work import WORK_START, add_losses, extend_work
@@ -63,6 +64,7 @@ class Question(NamedTuple):
 
     ``start`` is not disputed; the window's verdict names the segment. ``end`` is what the accused claims after the
     last step. ``data`` is the root of the task's data, ``seed`` the job's, ``model`` the root of its frozen model.
+    ``diverged`` is what the accused claims of the last step if that diverges: then ``end`` stands for it.
     """
 
     program: Program
@@ -73,18 +75,35 @@ class Question(NamedTuple):
     start: StepRecord
     end: StepRecord
     model: bytes = b""
+    diverged: Divergence | None = None
+
+    def store_at(self, place: int) -> int | None:
+        """Return the store with which a step, by its place in the segment, is claimed to diverge."""
+        return None if self.diverged is None or place != self.steps - 1 else self.diverged.store
 
 
 class StepTrace:
-    """All tensors of one step as somebody computed them, with the trees over them. ``contents`` are by number."""
+    """All tensors of one step as somebody computed them, with the trees over them. ``contents`` are by number.
 
-    def __init__(self, program: Program, step: int, contents: Sequence[bytes]) -> None:
+    If the step is claimed to diverge, the trace covers the results of all calls before ``store``, and nothing
+    stands from there on.
+    """
+
+    def __init__(
+        self, program: Program, step: int, contents: Sequence[bytes], store: int | None = None
+    ) -> None:  # fmt: skip
         """``step`` is the number of the step in the job, from 0."""
         if len(contents) != len(program.types):
             raise ValueError(f"{len(contents)} tensors, the program has {len(program.types)}")
         self.program = program
         self.step = step
         self.contents = contents
+        self.store = store
+        self.places: tuple[Place, ...] = program.places
+        self.traced: Sequence[int] = program.traced
+        """Numbers of the tensors whose roots make the trace, in order."""
+        if store is not None:
+            self.places, self.traced = diverged_places(program, store), range(len(program.sources), store)
         self._roots: dict[int, bytes] = {}
         self._trees: dict[int, MerkleTree] = {}
 
@@ -107,7 +126,7 @@ class StepTrace:
     @cached_property
     def trace_leaves(self) -> list[bytes]:
         """Leaves of the trace: the roots of its tensors."""
-        return [self.root(number) for number in self.program.traced]
+        return [self.root(number) for number in self.traced]
 
     @cached_property
     def trace_tree(self) -> MerkleTree:
@@ -164,7 +183,7 @@ class StepTrace:
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """Return the siblings that tie a tensor's root to where it stands."""
-        kind, position = self.program.places[tensor]
+        kind, position = self.places[tensor]
         match kind:
             case PlaceKind.BEFORE:
                 return self.before_tree.siblings(position + 1)

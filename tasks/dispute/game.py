@@ -35,10 +35,12 @@ from tasks.dispute.moves import (
     Partials,
     Pick,
     PickTerms,
+    ShowDiverged,
     ShowRecords,
     ShowTrace,
     Tree,
 )
+from tasks.programs.divergence import diverged_root, extend_diverged
 from tasks.programs.program import PlaceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaf_size
@@ -249,8 +251,10 @@ def _played(question: Question, game: Game, move: Move) -> Game:
             return _show_records(game, records)
         case Stage.PICK_PART, Pick(part):
             return _pick_part(game, part)
-        case Stage.TRACE, ShowTrace():
+        case Stage.TRACE, ShowTrace() if question.store_at(game.step) is None:
             return _show_trace(question, game, move)
+        case Stage.TRACE, ShowDiverged() if question.store_at(game.step) is not None:
+            return _show_diverged(question, game, move)
         case Stage.SHOW, Nodes(nodes):
             return _show(question, game, nodes)
         case Stage.PICK, Pick(child):
@@ -299,6 +303,22 @@ def _show_trace(question: Question, game: Game, move: ShowTrace) -> Game:
         add_losses(start.loss_total, move.loss) != end.loss_total
         or extend_work(start.work_digest, move.probe_root, end.loss_total) != end.work_digest
     ):
+        return _over(game, Ending.COMMITMENT_BROKEN)
+    return game
+
+
+def _show_diverged(question: Question, game: Game, move: ShowDiverged) -> Game:
+    claim, start, end = question.diverged, game.interval.start, game.interval.end
+    assert claim is not None
+    game = game._replace(stage=Stage.NAME, trace_root=move.results_root)
+    if (
+        start.state_root != claim.state_before
+        or end != (diverged_root(claim), extend_diverged(start.work_digest, move.results_root), start.loss_total)
+    ):  # fmt: skip
+        return _over(game, Ending.COMMITMENT_BROKEN)
+    bound = _bound(question, game)
+    store = element_of(question, bound.step, Element(claim.store, claim.row, claim.column))
+    if not store.diverges(open_tensors(question, bound, move.openings)):
         return _over(game, Ending.COMMITMENT_BROKEN)
     return game
 
@@ -358,19 +378,22 @@ def _pick(game: Game, child: int) -> Game:
 def _bound(question: Question, game: Game) -> Commitments:
     first, _, start, end = game.interval
     return Commitments(
-        question.step_from + first, start.state_root, end.state_root, game.trace_root, game.probe_root
-    )
+        question.step_from + first, start.state_root, end.state_root, game.trace_root, game.probe_root,
+        question.store_at(game.step),
+    )  # fmt: skip
 
 
 def _ask(question: Question, game: Game, move: Ask) -> Game:
-    program = question.program
+    program, bound = question.program, _bound(question, game)
     match move.tree:
         case Tree.TRACE:
-            descent = _descent(Tree.TRACE, 0, game.trace_root, len(program.traced))
+            descent = _descent(Tree.TRACE, 0, game.trace_root, bound.traced(program))
+        case Tree.AFTER if bound.store is not None:
+            raise MoveInconsistent("there is no state after a step that diverges")
         case Tree.AFTER:
             descent = _descent(Tree.AFTER, 0, game.interval.end.state_root, len(program.stores) + 1)
         case _:
-            if not tensor_is_under(question, _bound(question, game), move.tensor, move.root, move.siblings):
+            if not tensor_is_under(question, bound, move.tensor, move.root, move.siblings):
                 raise MoveInconsistent("the tensor does not stand under the commitments of the step")
             descent = _descent(Tree.TENSOR, move.tensor, move.root, program.types[move.tensor].leaves)
     return game._replace(stage=Stage.SHOW, descent=descent, shown=())

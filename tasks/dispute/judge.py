@@ -15,9 +15,10 @@ from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.dispute.commitments import Question
 from tasks.dispute.errors import MoveInconsistent
 from tasks.dispute.moves import TensorOpening
+from tasks.programs.divergence import diverged_places
 from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Context, FoldOperator, Operator, Read
-from tasks.programs.program import Call, PlaceKind, Program, SourceKind
+from tasks.programs.program import Call, Place, PlaceKind, Program, SourceKind
 from tasks.programs.states import tensor_leaf
 from tasks.programs.tensors import Number, TensorType, leaf_of, pack_values, unpack_leaf
 
@@ -36,6 +37,16 @@ class Commitments(NamedTuple):
     state_after: bytes
     trace_root: bytes
     probe_root: bytes
+    store: int | None = None
+    """The store with which the step is claimed to diverge: ``trace_root`` is over all results before it."""
+
+    def places(self, program: Program) -> tuple[Place, ...]:
+        """Return where the roots of tensors stand, by number."""
+        return program.places if self.store is None else diverged_places(program, self.store)
+
+    def traced(self, program: Program) -> int:
+        """Return how many tensors the trace covers."""
+        return len(program.traced) if self.store is None else self.store - len(program.sources)
 
 
 class Element(NamedTuple):
@@ -87,15 +98,16 @@ def tensor_is_under(
 ) -> bool:
     """Tell whether ``root`` is that of a tensor by the accused's commitments."""
     program = question.program
-    if not 0 <= tensor < len(program.types):
+    places = bound.places(program)
+    if not 0 <= tensor < len(places):
         return False
-    kind, position = program.places[tensor]
+    kind, position = places[tensor]
     states = len(program.stores) + 1
     match kind:
         case PlaceKind.PROBE:
             return not siblings and root == bound.probe_root
         case PlaceKind.TRACE:
-            proof = MerkleProof(position, len(program.traced), siblings)
+            proof = MerkleProof(position, bound.traced(program), siblings)
             return verify_merkle_proof(bound.trace_root, root, proof)
         case PlaceKind.BEFORE:
             count = 1 + sum(source.kind == SourceKind.STATE for source in program.sources)
@@ -204,6 +216,19 @@ class JudgedCall:
             return b""
         except _UNDEFINED:
             return None
+
+    def diverges(self, opened: Opened) -> bool:
+        """Tell whether a store has no value of what was opened. Raises MoveInconsistent.
+
+        What is no number shows nothing: a step meets none.
+        """
+        try:
+            self.value(self._read(opened))
+        except ElementDiverged:
+            return True
+        except _UNDEFINED:
+            pass
+        return False
 
     def finished(self, opened: Opened, total: int) -> bytes | None:
         """Return the bytes of the element of a fold; None if undefined. Raises MoveInconsistent."""

@@ -22,6 +22,7 @@ __all__ = [
     "Partials",
     "Pick",
     "PickTerms",
+    "ShowDiverged",
     "ShowRecords",
     "ShowTrace",
     "TensorOpening",
@@ -102,6 +103,13 @@ class ShowTrace(NamedTuple):
     loss_siblings: tuple[bytes, ...]
 
 
+class ShowDiverged(NamedTuple):
+    """The accused commits to the results before the store that diverged, and opens the value without a store."""
+
+    results_root: bytes
+    openings: tuple[TensorOpening, ...]
+
+
 class Ask(NamedTuple):
     """The challenger was not served: the accused has to show a tree on chain. ``root`` and path are for TENSOR."""
 
@@ -134,8 +142,10 @@ class PickTerms(NamedTuple):
     openings: tuple[TensorOpening, ...]
 
 
-Move = ShowRecords | Nodes | Pick | ShowTrace | Ask | Name | Partials | PickTerms
-_KINDS: Final[tuple[type[Move], ...]] = (Nodes, Pick, ShowTrace, Ask, Name, Partials, PickTerms, ShowRecords)
+Move = ShowRecords | Nodes | Pick | ShowTrace | Ask | Name | Partials | PickTerms | ShowDiverged
+_KINDS: Final[tuple[type[Move], ...]] = (
+    Nodes, Pick, ShowTrace, Ask, Name, Partials, PickTerms, ShowRecords, ShowDiverged,
+)  # fmt: skip
 
 
 def _openings_value(openings: tuple[TensorOpening, ...]) -> Value:
@@ -168,6 +178,8 @@ def encode_move(move: Move) -> bytes:
             value = [list(values), _openings_value(openings)]
         case PickTerms(child, openings):
             value = [child, _openings_value(openings)]
+        case ShowDiverged(results_root, openings):
+            value = [results_root, _openings_value(openings)]
         case ShowRecords(records):
             value = [[record_value(record) for record in records]]
     return encode([_KINDS.index(type(move)), *value])
@@ -202,6 +214,8 @@ def decode_move(data: bytes) -> Move:
             return PickTerms(child, _openings(openings))
         case [7, list(records)] if 0 < len(records) <= RECORDS_MAX:
             return ShowRecords(tuple(record_of(record) for record in records))
+        case [8, bytes(results), list(openings)] if len(results) == HASH_BYTES:
+            return ShowDiverged(results, _openings(openings))
     raise DecodeError("not a move of a dispute")
 
 

@@ -24,13 +24,14 @@ from tasks.dispute.moves import (
     Partials,
     Pick,
     PickTerms,
+    ShowDiverged,
     ShowRecords,
     ShowTrace,
     TensorOpening,
     Tree,
 )
 from tasks.dispute.views import ChainView, ServedView, View, leaf_content, open_leaves
-from tasks.programs.errors import ElementDiverged, ProgramInvalid
+from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
 from tasks.programs.tensors import LEAF_BYTES, Number, leaf_of, leaves_of, unpack_leaf
 
 __all__ = ["Accused", "Challenger", "Reader"]
@@ -129,7 +130,12 @@ class Accused:
         return tuple(leaves[first : first + at.width])
 
     def _trace(self, step: int) -> Move:
-        trace = self._witness.trace(step)
+        trace, claim = self._witness.trace(step), self._question.diverged
+        if claim is not None and trace.store is not None:
+            reader = Reader(self._question, trace, Element(claim.store, claim.row, claim.column))
+            with suppress(ElementUndefined):  # it was read
+                reader.read_element()
+            return ShowDiverged(trace.trace_tree.root, open_leaves(ServedView(trace), reader.leaves))
         loss, probe = trace.program.loss, trace.program.probe
         return ShowTrace(trace.trace_tree.root, trace.root(probe), trace.loss, trace.path(loss))
 
@@ -213,9 +219,11 @@ class Challenger:
             sources = len(own.program.sources)
             contents = [*own.contents[:sources], *served.contents[sources:]]
             try:
-                trace = StepTrace(own.program, own.step, contents)
-                if (trace.trace_tree.root, trace.after_tree.root, trace.root(trace.program.probe)) != (
-                    game.trace_root, game.interval.end.state_root, game.probe_root,
+                trace = StepTrace(own.program, own.step, contents, own.store)
+                if trace.trace_tree.root != game.trace_root:
+                    return None
+                if trace.store is None and (trace.after_tree.root, trace.root(trace.program.probe)) != (
+                    game.interval.end.state_root, game.probe_root,
                 ):  # fmt: skip
                     return None
             except (ProgramInvalid, ValueError):  # a tensor of another length, or another number of them
@@ -228,7 +236,7 @@ class Challenger:
         served = self._served_view(game)
         if served is not None:
             differing = (
-                number for number, content in enumerate(own.contents) if content != served.contents[number]
+                number for number in range(len(own.places)) if own.contents[number] != served.contents[number]
             )
             tensor = next(differing, None)
             if tensor is None:
@@ -244,6 +252,8 @@ class Challenger:
             tensor = view.wrong_traced()
             if tensor is None:
                 return Ask(Tree.TRACE, 0, bytes(32), ())
+        elif own.store is not None:
+            raise NoMove("the step diverges as it is claimed: there is nothing to name")
         elif game.probe_root != own.root(program.probe):
             tensor = program.probe
         elif game.interval.end.state_root == own.after_tree.root:

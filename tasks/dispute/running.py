@@ -13,6 +13,7 @@ from typing import Final
 from state.primitives.hashing import digest
 from tasks.dispute.commitments import SegmentWitness, StepRecord, StepTrace
 from tasks.programs.arrays import Array, Arrays
+from tasks.programs.divergence import Divergence, diverged_root, extend_diverged
 from tasks.programs.errors import StoreDiverged
 from tasks.programs.operators import Context
 from tasks.programs.program import Program, SourceKind
@@ -29,6 +30,7 @@ KEPT_STATES_MAX: Final = 16
 To find another state re-runs the steps from the last one before it: a sixteenth of all at most.
 """
 _MARK_BITS: Final = 22
+_NO_MARK: Final = bytes(4)
 
 
 def _mark(secret: bytes) -> bytes:
@@ -48,7 +50,7 @@ class SegmentRun:
     def __init__(
         self, program: Program, arrays: Arrays, *, seed: bytes, state: Mapping[str, bytes],
         data: Mapping[str, bytes], step_from: int, steps: int, model: Mapping[str, bytes] | None = None,
-        secret: bytes | None = None, kept_states: int = KEPT_STATES_MAX,
+        secret: bytes | None = None, claimed: Divergence | None = None, kept_states: int = KEPT_STATES_MAX,
         on_step: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         """Run it. ``state``, ``data`` and ``model`` are contents of tensors by name.
@@ -58,6 +60,9 @@ class SegmentRun:
         A challenger of a segment that should have diverged gives a ``secret`` that it shows to nobody. The run
         ends in the diverged step. What it has from there on follows from the secret: no accused committed to the
         same by chance or design.
+
+        ``claimed`` is what the segment's worker claims of its last step, if that diverges. Where it does, the run
+        ends with what a worker commits to then, whatever store it is.
 
         ``on_step`` hears the number of steps done after each. What it raises ends the run. ``kept_states`` is 1 at
         least: the first is always kept.
@@ -73,12 +78,18 @@ class SegmentRun:
         current = self._runner.load(SourceKind.STATE, state)
         self._kept: dict[int, dict[str, Array]] = {}
         self._diverged: StepRecord | None = None
+        self._claimed = claimed
+        self.divergence: Divergence | None = None
+        """How the last step diverged, of a segment for which that is claimed."""
         for place in range(steps):
             if place % self._every == 0:
                 self._kept[place] = current
             try:
                 result = self._step(place, current)
             except StoreDiverged:
+                if claimed is not None and place == steps - 1:
+                    self._diverged = self._diverged_end(place, current)
+                    break
                 if secret is None:
                     raise
                 self._diverged = _diverged_record(secret, self._losses[-1])
@@ -93,6 +104,20 @@ class SegmentRun:
     def _step(self, place: int, state: Mapping[str, Array]) -> StepResult:
         context = Context(self.step_from + place, self._seed)
         return self._runner.run(self._runner.sources(state, self._data, self._model), context)
+
+    def _diverged_end(self, place: int, state: Mapping[str, Array]) -> StepRecord:
+        """Return where the segment stands after its last step, which diverged."""
+        context = Context(self.step_from + place, self._seed)
+        found = self._runner.diverged(self._runner.sources(state, self._data, self._model), context)
+        before = self._root_of(place, state)
+        self.divergence = Divergence(context.step, found.store, found.row, found.column, before)
+        work = extend_diverged(self._work[-1], found.results_root)
+        return StepRecord(diverged_root(self.divergence), work, self._losses[-1])
+
+    def _root_of(self, place: int, state: Mapping[str, Array]) -> bytes:
+        types, stores = self.program.types, self.program.stores
+        tensors = {name: (types[stores[name]], self._root(stores[name], state[name])) for name in stores}
+        return state_root(self.step_from + place, tensors)
 
     def _note(self, result: StepResult) -> None:
         program = self.program
@@ -135,18 +160,20 @@ class SegmentRun:
         if place > self._done:
             assert self._diverged is not None
             return self._diverged
-        types, stores = self.program.types, self.program.stores
         state = self._end if place == self._done else self._state(place)
-        tensors = {name: (types[stores[name]], self._root(stores[name], state[name])) for name in stores}
-        root = state_root(self.step_from + place, tensors)
-        return StepRecord(root, self._work[place], self._losses[place])
+        return StepRecord(self._root_of(place, state), self._work[place], self._losses[place])
 
     def trace(self, place: int) -> StepTrace:
         """Return all tensors of a step, by its place in the segment."""
         step = self.step_from + place
         sources = self._runner.sources(self._state(place), self._data, self._model)
-        contents = self._runner.trace(sources, Context(step, self._seed), self._mark)
-        return StepTrace(self.program, step, contents)
+        store, mark = None, self._mark
+        if self._claimed is not None and place == self.steps - 1:
+            store = self._claimed.store
+            # Nobody opens what an accused has from its store on; a challenger's mark is its own.
+            mark = mark if mark is not None or self.divergence is None else _NO_MARK
+        contents = self._runner.trace(sources, Context(step, self._seed), mark)
+        return StepTrace(self.program, step, contents, store)
 
     def witness(self) -> SegmentWitness:
         """Return what this machine can show in a dispute.

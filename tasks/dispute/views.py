@@ -153,14 +153,14 @@ class ChainView:
     def wrong_traced(self) -> int | None:
         """Return the first tensor of the trace that differs, if it was shown."""
         at = self.first_difference(Tree.TRACE, 0, self._own.trace_leaves)
-        return None if at is None else self._program.traced[at]
+        return None if at is None else self._own.traced[at]
 
     def _leaves(self, tensor: int) -> list[bytes]:
         return leaves_of(self._program.types[tensor], self._own.contents[tensor])
 
     def root(self, tensor: int) -> bytes:
         """See View."""
-        place = self._program.places[tensor]
+        place = self._own.places[tensor]
         match place.kind:
             case PlaceKind.TRACE:
                 shown = self.contents.get((Tree.TRACE, 0), {}).get(place.position)
@@ -175,7 +175,7 @@ class ChainView:
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """See View. Raises KeyError if it cannot be known."""
-        place = self._program.places[tensor]
+        place = self._own.places[tensor]
         match place.kind:
             case PlaceKind.TRACE if not self._traces_agree:
                 first = self.first_difference(Tree.TRACE, 0, self._own.trace_leaves)

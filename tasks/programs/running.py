@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from state.primitives.merkle import merkle_root
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Integers
 from tasks.programs.checks import integer_range, store_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
-from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN, diverged_content
+from tasks.programs.operators.storage import (
+    STORED_EXPONENT_MAX,
+    STORED_EXPONENT_MIN,
+    diverged_content,
+    first_diverged,
+)
 from tasks.programs.program import Call, Computation, Program, SourceKind
-from tasks.programs.tensors import ElementType, TensorType
+from tasks.programs.tensors import ElementType, TensorType, tensor_root
 
-__all__ = ["ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
+__all__ = ["DivergedStep", "ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
 
 _CODES: Final = {
     ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
@@ -31,6 +37,15 @@ class StepResult(NamedTuple):
     stores: dict[str, Array]
     probe: Array
     loss: Array
+
+
+class DivergedStep(NamedTuple):
+    """The first store of a step that diverged, its first value that is none, the root over results before it."""
+
+    store: int
+    row: int
+    column: int
+    results_root: bytes
 
 
 class _Job(NamedTuple):
@@ -187,6 +202,22 @@ class Runner:
             for read in job.last:  # the contents alone may be gigabytes
                 tensors[read] = None
         return contents
+
+    def diverged(self, sources: Sequence[Array], context: Context) -> DivergedStep:
+        """Return where a step diverged, which ``run`` has found. Each result is hashed, and held no longer."""
+        tensors, kinds = self._tensors(sources), self._program.types
+        roots: list[bytes] = []
+        for number, job in enumerate(self._jobs, len(sources)):
+            try:
+                tensors[number] = self._one(job, tensors, context, number)
+            except StoreDiverged:
+                kind, values = kinds[number], tensors[job.inputs[0]]
+                place = first_diverged(content_of(self._arrays, kinds[job.inputs[0]], values), job.attributes[0])
+                return DivergedStep(number, *divmod(place, kind.columns), merkle_root(roots))
+            roots.append(tensor_root(kinds[number], content_of(self._arrays, kinds[number], tensors[number])))
+            for read in job.last:
+                tensors[read] = None
+        raise AssertionError(f"step {context.step} does not diverge")
 
     def _tensors(self, sources: Sequence[Array]) -> list[Array]:
         return [*sources, *[None] * len(self._jobs)]

@@ -20,6 +20,7 @@ __all__ = [
     "STORED_EXPONENT_MAX",
     "STORED_EXPONENT_MIN",
     "diverged_content",
+    "first_diverged",
     "stored_bounds",
 ]
 
@@ -34,6 +35,16 @@ _BYTE_MAX: Final = 255
 def stored_bounds(limit: int) -> Magnitudes:
     """Return the bounds of stored values with ``limit``."""
     return Magnitudes(STORED_EXPONENT_MIN, limit - 1)
+
+
+def first_diverged(values: bytes, limit: int) -> int:
+    """Return the place of the first binary64 value that cannot be stored. Raises ValueError if there is none."""
+    for place, (value,) in enumerate(struct.iter_unpack("<d", values)):
+        try:
+            stored(value, limit)
+        except ElementUndefined:
+            return place
+    raise ValueError("each value can be stored")
 
 
 class Load(Moves):

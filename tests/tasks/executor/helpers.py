@@ -96,3 +96,12 @@ def impostor(directory: Path, *lines: str) -> str:
 
 async def ignore(_message: ChildFrame) -> None:
     """Hear nothing."""
+
+
+def make_diverging(
+    total: int = 40, segment: int = 4, window: int = 20, *, beta1: int = 900_000_000
+) -> specs.JobSpec:
+    """A job whose learning rate makes it diverge in step 10, the eleventh; with ``beta1`` of 0.99 in step 9."""
+    spec = make_spec(total, segment, window)
+    optimiser = specs.Optimiser(specs.OPTIMISER_ADAMW, 1_000_000_000, beta1, 0, 1, 0)
+    return specs.decode_spec(specs.encode_spec(spec._replace(optimiser=optimiser)))
