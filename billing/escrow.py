@@ -141,6 +141,8 @@ class Purpose(IntEnum):
     """What a window pays into the check fund."""
     CHECK = 30
     """What the check fund puts down for a drawn check, and takes back of it."""
+    CLAIM_CHECK = 31
+    """What a task pays the check fund back for the check of a claim that its job diverges."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

@@ -52,6 +52,7 @@ __all__ = [
     "first_fault",
     "is_fault",
     "layout_of",
+    "say_divergence",
     "say_fault",
 ]
 
@@ -374,3 +375,16 @@ def say_fault(spec: JobSpec, fault: Fault, place: NodePlace, size: int) -> str:
             return f"chunk {at} of the cipher is not the one of the plain bytes under the plain root"
         case _:
             return "its features and labels have another root than dataset.root"
+
+
+def say_divergence(spec: JobSpec, step: int, store: int, row: int, column: int) -> str:
+    """Return in which value a job diverges, in plain words for its requester."""
+    program = spec.program()
+    names = {number: name for name, number in program.stores.items()}
+    call = program.call_of(store)
+    limit = f"2^{call.attributes[0]}" if call is not None and call.attributes else "its limit"
+    name = names.get(store, "the gradient")
+    return (
+        f"training diverges in step {step + 1}: value {row}, {column} of {name} is not below {limit}; "
+        f"the result is the state after {step} steps; a lower learning rate may help"
+    )

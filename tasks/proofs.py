@@ -18,6 +18,7 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
+from tasks.programs.divergence import Divergence, divergence_from_value, divergence_to_value
 from tasks.spec import SEGMENTS_MAX, STEPS_MAX, WINDOWS_MAX, JobSpec
 
 __all__ = [
@@ -104,7 +105,8 @@ class WindowProof(NamedTuple):
     ``leaves_blob`` addresses ``encode_leaves(...)``. ``output_blob`` addresses the state after the window, which
     the next worker or the requester fetches. No clock of the worker is in it: the price follows from the steps.
     ``custody`` is size, plain root and cipher root of that state as it lies in custody (market.md 11.3), or empty
-    for a task without custody.
+    for a task without custody. ``diverged`` claims that the last step diverges (R34): the window ends with it, and
+    what it leaves is the state before that step.
     """
 
     task: bytes
@@ -118,6 +120,17 @@ class WindowProof(NamedTuple):
     leaves_blob: bytes
     output_blob: bytes
     custody: tuple[int, bytes, bytes] | tuple[()] = ()
+    diverged: Divergence | None = None
+
+    @property
+    def result_root(self) -> bytes:
+        """Root of the state that the window leaves, which ``output_blob`` addresses."""
+        return self.state_root_out if self.diverged is None else self.diverged.state_before
+
+    @property
+    def result_step(self) -> int:
+        """Steps that led to that state."""
+        return self.step_to if self.diverged is None else self.diverged.step
 
 
 class Code(IntEnum):
@@ -272,8 +285,9 @@ def is_break(spec: JobSpec, proof: WindowProof, shown: Break) -> bool:
 
 def _fits_job(spec: JobSpec, proof: WindowProof, segment: int, leaf: SegmentLeaf) -> bool:
     """Tell whether a leaf has its segment's steps, and begins or ends where the window does if it has to."""
+    step_from, step_to = spec.segment_range(proof.window, segment)
     return (
-        (leaf.segment, leaf.step_from, leaf.step_to) == (segment, *spec.segment_range(proof.window, segment))
+        (leaf.segment, leaf.step_from, leaf.step_to) == (segment, step_from, min(step_to, proof.step_to))
         and (segment > 0 or leaf.state_root_before == proof.state_root_in)
         and (segment < proof.segments - 1 or leaf.state_root_after == proof.state_root_out)
     )
@@ -331,7 +345,8 @@ def opening_fits(spec: JobSpec, proof: WindowProof, opening: Opening) -> bool:
 
 def window_proof_to_value(proof: WindowProof) -> Value:
     """Return ``proof`` as a codec value."""
-    return [*proof[:-1], list(proof.custody)]
+    diverged: Value = [] if proof.diverged is None else divergence_to_value(proof.diverged)
+    return [*proof[:-2], list(proof.custody), diverged]
 
 
 def window_proof_from_value(value: Any) -> WindowProof:
@@ -340,6 +355,7 @@ def window_proof_from_value(value: Any) -> WindowProof:
         case [
             bytes(task), int(window), int(step_from), int(step_to), bytes(root_in), bytes(root_out),
             bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob), list(custody),
+            list(diverged),
         ] if (
             0 <= window < WINDOWS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 < segments <= SEGMENTS_MAX
             and {len(task), len(root_in), len(root_out), len(segments_root), len(leaves_blob), len(output_blob)}
@@ -348,6 +364,7 @@ def window_proof_from_value(value: Any) -> WindowProof:
             return WindowProof(
                 task, window, step_from, step_to, root_in, root_out, segments_root, segments, leaves_blob,
                 output_blob, _custody_from_value(custody),
+                divergence_from_value(diverged) if diverged else None,
             )  # fmt: skip
     raise DecodeError("not a window proof")
 

@@ -60,7 +60,7 @@ interface IDekubeTasks {
 
     /// @notice Give up a task, as its worker.
     /// @param task Id of the task.
-    /// @param reason 13 input unavailable, 14 worker left, 15 job diverged, 37 job unfit.
+    /// @param reason 13 input unavailable, 14 worker left, 37 job unfit.
     function giveUpTask(bytes32 task, uint8 reason) external;
 
     /// @notice Leave the sender's seat of a window shortly after its draw, without a fine; another machine is
@@ -77,6 +77,11 @@ interface IDekubeTasks {
     /// @notice Prove, as its worker, that a task's data set is not the one that it names; that ends the task.
     /// @param claim The claim with the chunks that show it: canonical CBOR.
     function claimInput(bytes calldata claim) external;
+
+    /// @notice Prove a window up to a step that diverges, as its worker; the task ends with it if that
+    ///   stands.
+    /// @param proof The window proof with the claim: canonical CBOR.
+    function claimDiverged(bytes calldata proof) external;
 
     /// @notice Make the move that is due in a dispute about a window, as one of its sides.
     /// @param task Id of the task.
@@ -315,6 +320,15 @@ interface IDekubeTasks {
     /// @param challenger Who says that the segment is wrong.
     event DisputePhase(bytes32 indexed task, uint256 number, uint256 game, uint256 phase, uint256 ending,
         address challenger);
+
+    /// @notice A worker claims that the job diverges; verifiers run it again.
+    /// @param task Id of the task.
+    /// @param worker The worker.
+    /// @param window Number of the window.
+    /// @param step The step that diverges, from 0.
+    /// @param store Number of the store without a value in the job's program.
+    event DivergenceClaimed(bytes32 indexed task, address indexed worker, uint256 window, uint256 step,
+        uint256 store);
 
     /// @notice A drawn machine left its seat of a window; another is drawn.
     /// @param task Id of the task.

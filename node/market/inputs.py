@@ -205,7 +205,7 @@ class Inputs:
             except ChunkInvalid as error:
                 raise InputUnavailable(f"output: {error}") from None
         try:
-            await trio.to_thread.run_sync(_check_state, state, spec, proof.step_to, proof.state_root_out)
+            await trio.to_thread.run_sync(_check_state, state, spec, proof.result_step, proof.result_root)
         except InputUnavailable as error:
             if key is None and not await trio.to_thread.run_sync(_is_committed, window, state):
                 raise

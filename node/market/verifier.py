@@ -225,7 +225,7 @@ class TaskVerifier:
         except InputUnavailable as error:
             return _unavailable(duty, error)
         digest_of_it = await trio.to_thread.run_sync(delivery_digest, duty.salt, state)
-        return (Finding(duty.segments[0], Code.COMPUTED, digest_of_it, window.proof.state_root_out, 0),)
+        return (Finding(duty.segments[0], Code.COMPUTED, digest_of_it, window.proof.result_root, 0),)
 
     def _fetch_s(self, duty: CheckDuty, spec: JobSpec) -> float:
         """Return how long a check waits for what it needs, which leaves time to do it and to seal."""

@@ -197,8 +197,6 @@ class Worker:
                 reason, why = Reason.INPUT_UNAVAILABLE, str(error)
             except JobFailed as error:
                 why = str(error)
-                if error.reason == "diverged":
-                    reason = Reason.JOB_DIVERGED
             except DAMAGE:
                 raise
             except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
@@ -272,8 +270,7 @@ class Worker:
                 if error.reason not in FINAL_REASONS:
                     raise
                 # It comes again however often it is tried: waiting for the deadline would only cost time.
-                reason = Reason.JOB_DIVERGED if error.reason == "diverged" else Reason.JOB_UNFIT
-                await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+                await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
                 raise
             except JobGivenUp:
                 # Its deadline would bring the same fine, and keep the requester waiting until then.

@@ -388,6 +388,9 @@ class Proof(ResultObject):
     segment_root: bytes
     output_blob: bytes
     custody: OutputCommitment | None
+    result_step: int | None = None
+    result_root: bytes | None = None
+    """The state that the window leaves, which is that before a step that diverges. None: an older gateway."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -663,10 +663,9 @@ def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
 
     plan = spec.plan()
     state = TrainingState.decode(data, plan)
-    if (root := state.root(plan)) != window.proof.state_root_out:
-        raise ResultMismatch(
-            f"the state's root is {hexed(root)}, the proof says {hexed(window.proof.state_root_out)}"
-        )
+    proven = window.proof.result_root or window.proof.state_root_out
+    if (root := state.root(plan)) != proven:
+        raise ResultMismatch(f"the state's root is {hexed(root)}, the proof says {hexed(proven)}")
     return state
 
 

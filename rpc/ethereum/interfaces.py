@@ -246,6 +246,11 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"claim": "The claim with the chunks that show it: canonical CBOR."},
         "Prove that a task cannot run",
     ),
+    ("tasks", "claimDiverged"): Text(
+        "Prove a window up to a step that diverges, as its worker; the task ends with it if that stands.",
+        {"proof": "The window proof with the claim: canonical CBOR."},
+        "Prove that a task diverges",
+    ),
     ("tasks", "sealVerdict"): Text(
         "Seal what a drawn verifier found, before anybody opens anything.",
         {"seal": "Hash over findings and nonce."},
@@ -398,7 +403,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Give up a task, as its worker.",
         {
             "reason": f"{int(Reason.INPUT_UNAVAILABLE)} input unavailable, {int(Reason.WORKER_LEFT)} worker left, "
-            f"{int(Reason.JOB_DIVERGED)} job diverged, {int(Reason.JOB_UNFIT)} job unfit."
+            f"{int(Reason.JOB_UNFIT)} job unfit."
         },
         "Give up a task",
     ),
@@ -462,7 +467,16 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {
             "claimant": "The worker, which is paid for its preparation.",
             "reason": _REASON,
-            "fault": f"What is wrong with the data set: {_names(Fault)}.",
+            "fault": f"What is wrong with the data set: {_names(Fault)}; 0 if the job diverges.",
+        },
+    ),
+    ("tasks", "DivergenceClaimed"): Text(
+        "A worker claims that the job diverges; verifiers run it again.",
+        {
+            "worker": "The worker.",
+            "window": "Number of the window.",
+            "step": "The step that diverges, from 0.",
+            "store": "Number of the store without a value in the job's program.",
         },
     ),
     ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),

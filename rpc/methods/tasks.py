@@ -23,7 +23,7 @@ from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, arr
 from rpc.protocol.errors import RpcError
 from state.primitives.hashing import HASH_BYTES
 from state.view import Reader
-from tasks.claims import Fault, say_fault
+from tasks.claims import Fault, say_divergence, say_fault
 from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
 from tasks.ledger.claims import UpheldClaim, load_claim
@@ -86,8 +86,15 @@ def _spec(raw: bytes) -> Json:
 def _claim(claim: UpheldClaim | None, raw: bytes) -> Json:
     if claim is None:
         return None
+    spec = decode_spec(raw)
+    if claim.reason is Reason.JOB_DIVERGED:
+        return {
+            "reason": word(claim.reason),
+            "fault": None,
+            "text": say_divergence(spec, claim.size, *claim.place),
+        }
     fault = Fault(claim.fault)
-    text = say_fault(decode_spec(raw), fault, NodePlace(*claim.place), claim.size)
+    text = say_fault(spec, fault, NodePlace(*claim.place), claim.size)
     return {"reason": word(claim.reason), "fault": word(fault), "text": text}
 
 
@@ -223,7 +230,9 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
         _TASK_FIELDS
         | {
             "spec": ref("Spec"),
-            "claim": nullable(obj({"reason": words_of(Reason), "fault": words_of(Fault), "text": STRING})),
+            "claim": nullable(
+                obj({"reason": words_of(Reason), "fault": nullable(words_of(Fault)), "text": STRING})
+            ),
         },
         description="A task with its job. `claim`: what its worker proved, which ended it.",
     ),

@@ -16,6 +16,7 @@ from tasks.errors import TaskUnknown
 from tasks.ledger.lifecycle import Reason, WindowPhase
 from tasks.ledger.queries import task_windows
 from tasks.ledger.records import WindowRecord
+from tasks.programs.divergence import Divergence
 
 __all__ = ["WINDOW_COMPONENTS", "WINDOW_METHODS"]
 
@@ -47,6 +48,10 @@ def _seats(seats: Any) -> Json:
     ]
 
 
+def _diverged(claim: Divergence) -> Json:
+    return {"step": claim.step, "store": claim.store, "row": claim.row, "column": claim.column}
+
+
 def _window(record: WindowRecord) -> Json:
     proof = record.proof
     return {
@@ -72,6 +77,9 @@ def _window(record: WindowRecord) -> Json:
                 "plain_root": hexed(proof.custody[1]),
                 "cipher_root": hexed(proof.custody[2]),
             },
+            "result_step": proof.result_step,
+            "result_root": hexed(proof.result_root),
+            "diverged": None if proof.diverged is None else _diverged(proof.diverged),
         },
         "sampled": list(record.sampled),
         "verifiers": _seats(record.verifiers),
@@ -138,6 +146,9 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
                     "custody": nullable(
                         obj({"size_bytes": NUMBER, "plain_root": HASH_OUT, "cipher_root": HASH_OUT})
                     ),
+                    "result_step": NUMBER,
+                    "result_root": HASH_OUT,
+                    "diverged": nullable(obj({"step": NUMBER, "store": NUMBER, "row": NUMBER, "column": NUMBER})),
                 }
             ),
             "sampled": array(NUMBER),

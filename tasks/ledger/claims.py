@@ -14,16 +14,20 @@ from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.progress import report, wind_up
+from tasks.ledger.records import WindowRecord
 from tasks.ledger.settlement import pay_claim_gas, pay_preparation
+from tasks.programs.divergence import Divergence
 
 __all__ = [
     "CLAIM_EVENTS",
     "CLAIM_INPUT_GAS",
+    "DIVERGENCE_CLAIMED",
     "UpheldClaim",
     "claim_input",
     "end_by_claim",
     "load_claim",
     "save_claim",
+    "uphold_divergence",
 ]
 
 CLAIM_INPUT_GAS: Final = 5_000_000
@@ -38,11 +42,18 @@ CLAIM_UPHELD: Final = EventType(
     LEDGER_ADDRESS,
     "ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault)",
 )
-CLAIM_EVENTS: Final = (CLAIM_UPHELD,)
+DIVERGENCE_CLAIMED: Final = EventType(
+    LEDGER_ADDRESS,
+    "DivergenceClaimed(bytes32 indexed task, address indexed worker, uint256 window, uint256 step, uint256 store)",
+)
+CLAIM_EVENTS: Final = (CLAIM_UPHELD, DIVERGENCE_CLAIMED)
 
 
 class UpheldClaim(NamedTuple):
-    """What was proven against a task. ``fault`` and ``place`` are those of the claim, for its requester."""
+    """What was proven against a task, for its requester. ``fault``, ``place`` and ``size`` are those of the claim.
+
+    Of a job that diverges ``fault`` is 0, ``place`` are store, row and column, and ``size`` is the step.
+    """
 
     reason: Reason
     fault: int
@@ -99,3 +110,11 @@ def end_by_claim(case: Case, claim: UpheldClaim, gas: int = CLAIM_INPUT_GAS) -> 
     case.scope.emit(CLAIM_UPHELD(record.id, record.worker, claim.reason, claim.fault))
     report(case, claim.reason)
     wind_up(case, Phase.FAILED, claim.reason)
+
+
+def uphold_divergence(case: Case, window: WindowRecord, found: Divergence) -> None:
+    """Note that a claim of divergence stands: its window is final, and the task ends with it."""
+    place = found.store, found.row, found.column
+    save_claim(case.state, case.record.id, UpheldClaim(Reason.JOB_DIVERGED, 0, place, found.step))
+    case.scope.emit(CLAIM_UPHELD(case.record.id, window.worker, Reason.JOB_DIVERGED, 0))
+    report(case, Reason.JOB_DIVERGED, window.worker)

@@ -182,7 +182,7 @@ def check_custody(case: Case, proof: WindowProof) -> None:
         return
     if find_custody(case.state, proof.task, proof.window) is not None:  # a deadline that is due settles it
         raise CustodyRefused("the custody of an earlier proof of this window is not settled yet")
-    size = StateLayout(case.spec.plan(), proof.step_to).size
+    size = StateLayout(case.spec.plan(), proof.result_step).size
     if not proof.custody or proof.custody[0] != size:
         raise ProofMismatch(f"the output is committed to as {size} bytes in custody")
 

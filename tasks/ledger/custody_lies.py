@@ -66,8 +66,8 @@ def reveal_mismatch(
     """
     record = _provable(case, number)
     proof = case.window(number).proof
-    layout = StateLayout(case.spec.plan(), proof.step_to)
-    check_mismatch(layout, proof.state_root_out, record.blob, chunk, evidence)
+    layout = StateLayout(case.spec.plan(), proof.result_step)
+    check_mismatch(layout, proof.result_root, record.blob, chunk, evidence)
     save_custody(case.state, record._replace(prover=sender), case.now)
 
 

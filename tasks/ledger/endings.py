@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks.ledger import reputation
 from tasks.ledger.audits import SURE
+from tasks.ledger.claims import uphold_divergence
 from tasks.ledger.custody import drop_custody, is_held_up
 from tasks.ledger.deadlines import Draw, schedule_draw
 from tasks.ledger.disputes import DisputeRecord, load_docket
@@ -79,8 +80,17 @@ def void_from(
         why = reason if is_liars else Reason.PREDECESSOR_VOID
         _void(case, later, WindowEvent.DROP, why, blamed=blamed, lie=lie)
         workers.append(later.worker)
+    _take_back_end(case)
     case.change(next_window=window.number, state_root=window.proof.state_root_in)
     return workers
+
+
+def _take_back_end(case: Case) -> None:
+    """Have a task go on whose last window is void, if that had ended it. A cancelled one stays cancelled."""
+    record = case.record
+    is_claim = case.window(record.next_window - 1).proof.diverged is not None
+    if is_claim and record.ending_reason == Reason.JOB_DIVERGED:
+        case.change(ending=0, ending_reason=0, target=case.spec.windows)
 
 
 def reject(
@@ -122,6 +132,13 @@ def hasten_draw(case: Case, window: WindowRecord) -> None:
         schedule_draw(case.state, Draw(height, window.task, window.number))
 
 
+def _mark_success(case: Case, window: WindowRecord) -> None:
+    for address in (window.worker, *(seat.address for seat in window.verifiers)):
+        reputation.mark_success(
+            case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
+        )
+
+
 def finalise(case: Case, window: WindowRecord) -> None:
     """Make a window final, and then those after it that only waited for it.
 
@@ -137,13 +154,14 @@ def finalise(case: Case, window: WindowRecord) -> None:
             break
         workers.append(window.worker)
         _close(case, window)
-        case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
+        case.change(final_windows=window.number + 1, final_root=window.proof.result_root)
         pay_final_window(case, window)
+        claim = window.proof.diverged
         window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER, reserve=0)
-        for address in (window.worker, *(seat.address for seat in window.verifiers)):
-            reputation.mark_success(
-                case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
-            )
+        if claim is None:
+            _mark_success(case, window)
+        else:  # nothing counts for or against anybody
+            uphold_divergence(case, window, claim)
         if window.number + 1 == case.record.next_window:
             break
         window = case.window(window.number + 1)

@@ -71,8 +71,6 @@ __all__ = [
     "withdraw",
 ]
 
-DIVERGED_MAX: Final = 2
-"""Reports of different operators that a job diverges in the same window; so many end it."""
 PASSED_MAX: Final = 32
 """Parked tasks that a machine cannot take and that one look of it puts behind others."""
 WAKES_MAX: Final = 8
@@ -82,7 +80,7 @@ WITHDRAWAL_MS_MAX: Final = 60_000
 _REPORTED: Final = frozenset(
     {Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT, Reason.INPUT_INVALID}
 )
-"""What a worker may say against a job."""
+"""What a worker may say or prove against a job."""
 _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
 
 
@@ -290,11 +288,10 @@ def exclude(case: Case, worker: bytes) -> None:
     case.change(excluded=(*others, worker)[-case.parameters.excluded_max :])
 
 
-def report(case: Case, reason: Reason) -> None:
-    """Note what the worker says against the job as it gives it up, for whoever is about to post the same.
+def report(case: Case, reason: Reason, worker: bytes = b"") -> None:
+    """Note what the worker says or has proven against the job, for whoever is about to post the same.
 
-    That a job diverges is the same for every machine: a second operator that says so of the same window ends the
-    task. The next worker is drawn then and not ranked, so that nobody can be both by asking for little.
+    The worker is the task's unless another one is named.
     """
     record = case.record
     if reason not in _REPORTED:
@@ -302,12 +299,9 @@ def report(case: Case, reason: Reason) -> None:
     job = spec_hash(load_spec_bytes(case.state, record.id))
     before = load_report(case.state, job)
     times = 1 if before is None else before.times + 1
-    save_report(case.state, job, JobReport(reason, case.scope.block.height, record.worker, record.id, times))
-    if reason != Reason.JOB_DIVERGED:
-        return
-    operator = registry.operator_of(case.state, record.worker)
-    others = tuple(known for known in record.diverged if known != operator)
-    case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
+    save_report(
+        case.state, job, JobReport(reason, case.scope.block.height, worker or record.worker, record.id, times)
+    )
 
 
 def turn_down(case: Case, reason: Reason, *, is_excused: bool = False) -> None:
@@ -352,7 +346,7 @@ def blame_worker(case: Case, reason: Reason) -> None:
 
 
 def lose_worker(case: Case, reason: Reason) -> None:
-    """Part with the worker and look for another, unless the task was ending, diverges or has had its tries.
+    """Part with the worker and look for another, unless the task was ending or has had its tries.
 
     After those its requester decides: machines that start and leave shall not be what ends a task.
     """
@@ -362,8 +356,6 @@ def lose_worker(case: Case, reason: Reason) -> None:
     record = case.record
     if record.ending:
         wind_up(case, Phase(record.ending), Reason(record.ending_reason))
-    elif len(record.diverged) >= DIVERGED_MAX:
-        wind_up(case, Phase.FAILED, Reason.JOB_DIVERGED)
     elif record.attempts >= case.parameters.attempts_max:
         case.advance(Event.LOSE, reason)
         _pause(case, Reason.ATTEMPTS_EXHAUSTED)

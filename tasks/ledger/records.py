@@ -79,9 +79,8 @@ class TaskRecord(NamedTuple):
     there, or empty.
     ``prepared`` is 1 once the preparation was paid.
     Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
-    ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
-    said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
-    worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
+    ``match_by_ms`` is when the search for a worker under way ends. ``price_per_tera_unit`` and ``rate`` are what
+    the worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
     worker was new then: the floor of a check and of the bond follow from them.
     """
 
@@ -103,7 +102,6 @@ class TaskRecord(NamedTuple):
     attempts: int
     vain_offers: int
     assigned_ms: int
-    diverged: tuple[bytes, ...]
     excluded: tuple[bytes, ...]
     started_ms: int
     next_window: int
@@ -250,8 +248,7 @@ def load_task(state: Reader, task_id: bytes) -> TaskRecord:
 def _task(value: Any) -> TaskRecord:
     fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
-    for name in ("excluded", "diverged"):
-        fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
+    fields["excluded"] = tuple(items_of(fields["excluded"], *[bytes] * len(fields["excluded"])))
     return TaskRecord(**fields)
 
 

@@ -27,6 +27,7 @@ from tasks.errors import CheckTooDear
 from tasks.ledger import registry
 from tasks.ledger.audits import (
     CHECK_GAS,
+    SURE,
     Audit,
     allowance,
     audit_of,
@@ -41,13 +42,14 @@ from tasks.ledger.audits import (
 )
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
-from tasks.ledger.check_fund import bears, fund_balance, is_below, pay_in, put_down, take_back
+from tasks.ledger.check_fund import FUND_ADDRESS, bears, fund_balance, is_below, pay_in, put_down, take_back
 from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_custody, find_terms, save_custody
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, WindowRecord
 from tasks.ledger.reputation import is_new
+from tasks.proofs import WindowProof
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -168,11 +170,12 @@ class CheckTerms(NamedTuple):
     gas_price: int
 
 
-def check_terms(case: Case, window: int, charge: int) -> CheckTerms:
+def check_terms(case: Case, window: int, charge: int, *, is_claim: bool) -> CheckTerms:
     """Return how a window at the price ``charge`` that the present worker proves now is audited (R29, R31).
 
     A worker that was matched with the bond of one that was not new, and is new now, is audited more often as far
-    as the window bears that. So is the gas of its checks at the base fee of the proof.
+    as the window bears that. So is the gas of its checks at the base fee of the proof. A window with a claim is
+    always audited, and its task or its claimant bears all of it (R34).
     """
     record, parameters = case.record, case.parameters
     bond = case.vault.held(Pool.BOND, record.worker)
@@ -182,6 +185,13 @@ def check_terms(case: Case, window: int, charge: int) -> CheckTerms:
         rerun = rerun_price(case.spec, window, audit.verifiers, record.price_per_tera_unit, parameters)
         return check_fee(record.base_fee, rerun, parameters)
 
+    if is_claim:
+        sure, least = (
+            Audit(SURE, max(parameters.verifiers, parameters.verifiers_sure)),
+            gas_price_of(record.base_fee),
+        )
+        dear = max(0, case.scope.block.base_fee - least)
+        return CheckTerms(sure, fee_of(sure) + CHECK_GAS * dear, least + dear)
     new_now = is_new(registry.load_node(case.state, record.worker), charge, parameters)
     audit = audit_of(charge, bond, is_new=new_now, parameters=parameters)
     if new_now and not record.is_new:
@@ -378,13 +388,17 @@ def has_standing(bond: int, record: TaskRecord, parameters: TaskParameters) -> b
 def has_room(case: Case) -> bool:
     """Tell whether the worker may prove the window that is due, as far as its bond and the bound go."""
     record = case.record
-    charge = charge_of(case, record.next_window)
+    charge = work_price(case.spec.window_units(record.next_window), record.price_per_tera_unit)
     return may_open(record, case.spec, charge, case.vault.held(Pool.BOND, record.worker), case.parameters)
 
 
-def charge_of(case: Case, window: int) -> int:
-    """Return the price of a window: its work units at the worker's price, however long they took."""
-    return work_price(case.spec.window_units(window), case.record.price_per_tera_unit)
+def charge_of(case: Case, proof: WindowProof) -> int:
+    """Return the price of a window: the work units of its steps at the worker's price, however long they took."""
+    return work_price(_units_of(case.spec, proof), case.record.price_per_tera_unit)
+
+
+def _units_of(spec: JobSpec, proof: WindowProof) -> int:
+    return (proof.step_to - proof.step_from) * spec.step_units
 
 
 def fund_check(case: Case) -> bool:
@@ -424,6 +438,8 @@ def _pay_evenly(
 
 def _paid_in(case: Case, window: WindowRecord) -> int:
     """Return what a window pays into the check fund when it is final."""
+    if window.proof.diverged is not None:
+        return 0  # the fund is paid back what it has paid, afterwards
     due = contribution(window.due, is_below=is_below(case.state, case.parameters))
     most = _check_share(window.charge, window.proof.segments, case.parameters)
     return min(due, most, case.vault.held(Pool.VERIFICATION))
@@ -451,9 +467,8 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     take_back(case.state, vault, window.reserve - paid, window.number, parameters)
     if not case.record.prepared:
         units = preparation_units(case.spec, parameters)
-        _pay_prepared(
-            case, window.worker, window.charge * units // case.spec.window_units(window.number), window.number
-        )
+        done = _units_of(case.spec, window.proof)
+        _pay_prepared(case, window.worker, window.charge * units // done, window.number)
     held = share(pay, parameters.hold_bps)
     carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
@@ -465,6 +480,23 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
     fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
+    if window.proof.diverged is not None:
+        _pay_claim_check(case, window, paid)
+
+
+def _pay_claim_check(case: Case, window: WindowRecord, paid: int) -> None:
+    """Pay the check fund back what it has paid for the check of a claim that is upheld.
+
+    That comes out of what the task will not spend any more. What that does not cover is the claimant's: the fund
+    bears nothing that a requester and its friends can repeat.
+    """
+    task, worker = [(Pool.VERIFICATION, NOBODY), (Pool.PRICE, NOBODY)], window.worker
+    for pool, owner in (*task, (Pool.HOLD, worker), (Pool.BOND, worker)):
+        part = min(paid, case.vault.held(pool, owner))
+        paid -= part
+        case.vault.pay(
+            pool, FUND_ADDRESS, part, Purpose.CLAIM_CHECK, None, owner=owner, subject=window.number
+        )  # fmt: skip
 
 
 def _blamed_sources(blamed: bytes, *, is_silent: bool = False) -> list[_Source]:

@@ -17,14 +17,13 @@ from state.transition.calls import CallForm
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
 from state.view import Overlay
 from state.view.accounts import balance_of
-from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
+from tasks.errors import NothingDue, NotYours, WrongPhase
 from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.calls import bids_due, hold_call, put_off, was_put_off
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
-from tasks.ledger.custody import check_custody
 from tasks.ledger.custody_lies import on_custody_due
 from tasks.ledger.custody_transitions import custody_rules
 from tasks.ledger.deadlines import (
@@ -47,10 +46,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import (
     arm_running,
     blame_worker,
-    exclude,
-    free_slot,
     is_firm,
-    lose_worker,
     new_search,
     on_task_due,
     report,
@@ -60,17 +56,15 @@ from tasks.ledger.progress import (
     wind_up,
     withdraw,
 )
+from tasks.ledger.proving import submit_window
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
 from tasks.ledger.settlement import (
     bond_of,
     budget_of,
-    charge_of,
     check_affordable,
     close_escrow,
-    has_standing,
-    may_open,
     pay_cancelled,
 )
 from tasks.ledger.verification import (
@@ -78,7 +72,6 @@ from tasks.ledger.verification import (
     demand,
     on_window_due,
     open_window,
-    prove,
     reveal,
     seal,
 )
@@ -332,7 +325,7 @@ def _decode_start(payload: list[Any]) -> Attestation:
 
 
 _GIVE_UP_REASONS: Final = (
-    Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED, Reason.JOB_UNFIT,
+    Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_UNFIT,
 )  # fmt: skip
 
 
@@ -477,7 +470,6 @@ class _Market:
             attempts=0,
             vain_offers=0,
             assigned_ms=0,
-            diverged=(),
             excluded=(),
             started_ms=0,
             next_window=0,
@@ -608,46 +600,14 @@ class _Market:
                 turn_down(case, payload.reason, is_excused=payload.reason != Reason.WORKER_LEFT)
             case Phase.RUNNING:
                 report(case, payload.reason)
-                if payload.reason == Reason.JOB_DIVERGED:  # the job's fault
-                    exclude(case, context.sender)
-                    lose_worker(case, payload.reason)
-                else:
-                    blame_worker(case, payload.reason)
+                blame_worker(case, payload.reason)
             case phase:
                 raise WrongPhase(phase.name.lower())
         case.save()
 
     def submit(self, state: Overlay, proof: WindowProof, context: Context) -> None:
         case = self._as_worker(state, context, proof.task)
-        record, spec = case.record, case.spec
-        if record.phase != Phase.RUNNING:
-            raise WrongPhase(record.phase.name.lower())
-        if proof.window != record.next_window:
-            raise ProofMismatch(f"window {record.next_window} is due, not {proof.window}")
-        charge = charge_of(case, proof.window)
-        held = case.vault.held(Pool.BOND, record.worker)
-        if not may_open(record, spec, charge, held, self._parameters) or not has_standing(
-            held, record, self._parameters
-        ):
-            raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open, or the bond covers no more")
-        step_from, step_to = spec.window_range(proof.window)
-        if (proof.step_from, proof.step_to) != (step_from, step_to):
-            raise ProofMismatch(f"the window covers steps {step_from} to {step_to}")
-        if proof.state_root_in != record.state_root:
-            raise ProofMismatch("the window does not start at the state that the one before ended in")
-        if proof.segments != spec.window_segments(proof.window):
-            raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
-        check_custody(case, proof)
-        prove(case, proof)
-        case.change(
-            next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0, diverged=(),
-            open_charge=record.open_charge + charge,
-        )  # fmt: skip
-        if proof.window + 1 == record.target:
-            free_slot(case)
-            case.advance(Event.LAST_WINDOW, Reason.ALL_WINDOWS_PROVED)
-        else:
-            arm_running(case)
+        submit_window(case, proof)
         case.save()
 
     def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:

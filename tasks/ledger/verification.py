@@ -101,8 +101,8 @@ _REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPh
 def prove(case: Case, proof: WindowProof) -> None:
     """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
-    charge = charge_of(case, number)
-    terms = check_terms(case, number, charge)
+    charge = charge_of(case, proof)
+    terms = check_terms(case, number, charge, is_claim=proof.diverged is not None)
     window = WindowRecord(
         task=case.record.id,
         number=number,
@@ -223,13 +223,10 @@ def _seat(case: Case, window: WindowRecord, seed: bytes, nodes: Sequence[registr
     seats = tuple(Seat(node.address, b"", None) for node in nodes)
     if window.phase == WindowPhase.PROVED:
         count = samples_of(window.proof.segments, window.wanted, case.parameters)
-        # What was opened in an earlier round is public: only where nothing else is left it is run again.
-        every = range(window.proof.segments)
-        fresh = [segment for segment in every if segment not in window.seen] or list(every)
-        sampled = tuple(fresh[at] for at in draw_segments(seed, len(fresh), count))
         window = case.advance_window(
-            window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, sampled=sampled, verifiers=seats
-        )
+            window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN,
+            sampled=_sampled(window, seed, count), verifiers=seats,
+        )  # fmt: skip
         _tell_drawn(case, window, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
@@ -241,6 +238,19 @@ def _put_off(case: Case, window: WindowRecord, waits: int) -> None:
     pause = case.parameters.draw_blocks << min(waits, WAIT_DOUBLINGS_MAX)
     waits = min(waits, WAIT_DOUBLINGS_MAX) + 1
     schedule_draw(case.state, Draw(case.scope.block.height + pause, window.task, window.number, waits))
+
+
+def _sampled(window: WindowRecord, seed: bytes, count: int) -> tuple[int, ...]:
+    """Draw ``count`` segments to run again; the one that is claimed to diverge is always among them.
+
+    What was opened in an earlier round is public: only where nothing else is left it is run again.
+    """
+    segments = window.proof.segments
+    others = range(segments if window.proof.diverged is None else segments - 1)
+    fresh = [segment for segment in others if segment not in window.seen] or list(others)
+    count -= segments - len(others)
+    drawn = [fresh[at] for at in draw_segments(seed, len(fresh), count)] if count else []
+    return (*drawn, *range(len(others), segments))
 
 
 def _pass(case: Case, window: WindowRecord) -> None:
@@ -653,7 +663,7 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
     )
     outcome, count = found.most_common(1)[0]
     code, _, root = outcome
-    if 2 * count <= len(window.jurors) or (code != Code.UNAVAILABLE and root != window.proof.state_root_out):
+    if 2 * count <= len(window.jurors) or (code != Code.UNAVAILABLE and root != window.proof.result_root):
         _redraw(case, window, case.now + 1)
         return
     right = [

@@ -15,7 +15,7 @@ from tasks.custody.chunks import chunk_proof_to_value
 from tasks.custody.keys import KeyCommitments, derive_key, key_proof_to_value, window_key_name
 from tasks.dispute.moves import Move, encode_move
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
-from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.custody_queries import CustodyDuty
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
@@ -212,13 +212,15 @@ class Actions:
         return Action(sender, GIVE_UP_TASK, [task, int(reason)])
 
     def submit(self, sender: bytes, made: Made) -> Action:
-        """Prove a window."""
+        """Prove a window, or claim that the job diverges in it."""
         leaves = made.leaves
         proof = WindowProof(
             made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
             made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32, made.custody or (),
+            made.claim,
         )  # fmt: skip
-        return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+        kind = SUBMIT_WINDOW if made.claim is None else CLAIM_DIVERGED
+        return Action(sender, kind, [window_proof_to_value(proof)])
 
     def take_custody(self, sender: bytes, duty: CustodyDuty) -> Action:
         """Sign for an output."""

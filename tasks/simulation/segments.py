@@ -11,15 +11,26 @@ from typing import Any, Final
 
 from state.primitives.hashing import digest
 from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, start_record
+from tasks.ledger.questions import diverged_in
 from tasks.ledger.records import Opened, WindowRecord
 from tasks.programs.bounds import Bounds
+from tasks.programs.divergence import Divergence, diverged_root, extend_diverged
 from tasks.programs.operators import Attributes, Context, Operator, Read
 from tasks.programs.program import Call, Program, Source, SourceKind
 from tasks.programs.states import data_root, state_root
 from tasks.programs.tensors import ElementType, Number, TensorType, pack_values, tensor_root
 from tasks.spec import JobSpec
 
-__all__ = ["INIT_ROOT", "INIT_STATE", "SegmentModel", "next_state", "question_of", "root_of", "segment_number"]
+__all__ = [
+    "INIT_ROOT",
+    "INIT_STATE",
+    "STORE",
+    "SegmentModel",
+    "next_state",
+    "question_of",
+    "root_of",
+    "segment_number",
+]
 
 _STATE: Final = TensorType(ElementType.INT64, 1, 4)
 _LOSS: Final = TensorType(ElementType.BINARY64, 1, 1)
@@ -86,6 +97,8 @@ _PROGRAM: Final = Program(
 _DATA: Final = bytes(8)
 _DATA_ROOT: Final = data_root({"d": (_LOSS, tensor_root(_LOSS, _DATA))})
 INIT_STATE: Final = bytes(32)
+STORE: Final = 4
+"""The store of the program."""
 
 
 def root_of(number: int, state: bytes) -> bytes:
@@ -109,13 +122,26 @@ def next_state(task: bytes, number: int, state: bytes) -> bytes:
 class SegmentModel:
     """A segment that leads from one state to another, as its author claims: right or forged."""
 
-    def __init__(self, task: bytes, number: int, before: bytes, after: bytes) -> None:
+    def __init__(
+        self, task: bytes, number: int, before: bytes, after: bytes, claim: Divergence | None = None
+    ) -> None:
+        """With ``claim`` its author shows it as the step that is claimed to diverge: none here does."""
         context = Context(number, task)
         contents = [before, _DATA, after, b"", after, _probe(after, context)]
         contents[_PROGRAM.loss] = pack_values(ElementType.BINARY64, [float(after[0])])
-        self.trace: Final = StepTrace(_PROGRAM, number, contents)
+        self.trace: Final = StepTrace(_PROGRAM, number, contents, None if claim is None else claim.store)
         self.start: Final = start_record(self.trace.before_tree.root)
         self.end: Final = self.trace.record(self.start)
+        self._parts: Final = task, number, before, after
+
+    def under(self, claim: Divergence) -> SegmentModel:
+        """Return what this machine shows where the segment is claimed to diverge."""
+        return SegmentModel(*self._parts, claim)
+
+    def claimed(self, claim: Divergence) -> StepRecord:
+        """Return where the claimant says to stand, whose results are those of this segment."""
+        work = extend_diverged(self.start.work_digest, self.under(claim).trace.trace_tree.root)
+        return StepRecord(diverged_root(claim), work, self.start.loss_total)
 
     def witness(self) -> SegmentWitness:
         """Return what its author can show."""
@@ -133,4 +159,5 @@ def question_of(spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_pr
         steps=1,
         start=start_record(opened.state_root_before),
         end=StepRecord(opened.state_root_after, opened.work_digest, opened.loss_bits),
+        diverged=diverged_in(window, opened.segment),
     )

@@ -174,7 +174,7 @@ def _withholding(stage: Stage, setting: Setting) -> Sequence[Agent]:
 
 _PLACES: Final = {"accept": Asked.ACCEPT, "start": Asked.START, "compute": Asked.COMPUTE, "open": Asked.OPEN}
 _REASONS: Final = {
-    "left": Reason.WORKER_LEFT, "diverged": Reason.JOB_DIVERGED, "unfit": Reason.JOB_UNFIT,
+    "left": Reason.WORKER_LEFT, "unfit": Reason.JOB_UNFIT,
     "inputs": Reason.INPUT_UNAVAILABLE,
 }  # fmt: skip
 

@@ -15,11 +15,20 @@ from state.primitives.hashing import digest
 from tasks.custody.chunks import BlobCommitment, ChunkProof, CipherBlob, Custody
 from tasks.custody.keys import derive_key, window_key_name
 from tasks.custody.layout import StateLayout
+from tasks.programs.divergence import Divergence
 from tasks.proofs import SegmentLeaf, work_seal
-from tasks.simulation.segments import INIT_ROOT, INIT_STATE, SegmentModel, next_state, root_of, segment_number
+from tasks.simulation.segments import (
+    INIT_ROOT,
+    INIT_STATE,
+    STORE,
+    SegmentModel,
+    next_state,
+    root_of,
+    segment_number,
+)
 from tasks.spec import JobSpec
 
-__all__ = ["Costs", "Made", "OffChain", "Output", "Use", "make_output", "make_window", "task_key"]
+__all__ = ["Costs", "Made", "OffChain", "Output", "Use", "make_claim", "make_output", "make_window", "task_key"]
 
 Use = str
 """What a blob is fetched for: ``check``, ``jury``, ``result`` or ``keep``."""
@@ -53,6 +62,8 @@ class Made(NamedTuple):
     forged: frozenset[int]
     custody: tuple[int, bytes, bytes] | None = None
     """What it commits to for custodians, in a task that has custody."""
+    claim: Divergence | None = None
+    """What of its last step is claimed to diverge."""
 
     @property
     def state_root_out(self) -> bytes:
@@ -124,6 +135,19 @@ def make_output(job: JobSpec, made: Made, windows: int, *, is_garbage: bool) -> 
         blob.commitment = BlobCommitment(size, blob.commitment.plain_root, other.commitment.cipher_root)
         blob.chunks = other.chunks
     return Output(made.task, made.window, windows, blob, is_garbage)
+
+
+def make_claim(off: OffChain, job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes) -> Made:
+    """Return a window whose first step is claimed to diverge, which it does not."""
+    step_from, _ = job.window_range(window)
+    claim = Divergence(step_from, STORE, 0, 0, root_in)
+    end = off.run(job, task, root_in, step_from).claimed(claim)
+    salt = digest(b"sim-salt", secret + task + step_from.to_bytes(8, "big"))
+    leaf = SegmentLeaf(
+        0, step_from, step_from + 1, root_in, end.state_root, end.loss_total, work_seal(end.work_digest, salt),
+        _STATE_BLOB,
+    )  # fmt: skip
+    return Made(task, window, (leaf,), (end.work_digest,), (salt,), frozenset({0}), claim=claim)
 
 
 Audience = Callable[[bytes, Use], bool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Vault, check_escrows
 from state.primitives.codec import Value, encode
@@ -22,12 +22,13 @@ from tasks.dispute.moves import decode_move, encode_move
 from tasks.dispute.records import decode_game
 from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
-from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal, load_dispute, load_docket, load_moves
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, DisputeDuty, WorkDuty
+from tasks.ledger.questions import diverged_in
 from tasks.ledger.records import TaskRecord, load_window
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
 from tasks.ledger.transitions import (
@@ -46,6 +47,7 @@ from tasks.ledger.transitions import (
     rules,
     task_id_of,
 )
+from tasks.programs.divergence import Divergence
 from tasks.proofs import (
     Break,
     Code,
@@ -66,7 +68,7 @@ from tasks.proofs import (
     work_seal,
 )
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
-from tests.tasks.toywork import INIT_ROOT, end_of, next_move, toy_question
+from tests.tasks.toywork import INIT_ROOT, Diverged, end_of, found_of, next_move, toy_question
 
 DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20
@@ -130,9 +132,33 @@ def leaves_of(
     return leaves
 
 
-def found(leaf: SegmentLeaf, *, lie: bool = False) -> Finding:
+def claim_leaves(
+    job: JobSpec, window: int, root_in: bytes, step: int, *, forged: bool = False
+) -> tuple[list[SegmentLeaf], Divergence]:
+    """The leaves of a window of which ``step`` is claimed to diverge."""
+    leaves, before = [], root_in
+    for segment in range(job.window_segments(window)):
+        step_from, step_to = job.segment_range(window, segment)
+        made = Diverged(before, step_from, step + 1, forged=forged) if step < step_to else None
+        end = end_of(before, step_from, step_to) if made is None else made.end
+        seal = work_seal(end.work_digest, salt(step_from))
+        _works[seal] = end.work_digest
+        leaf = SegmentLeaf(
+            segment, step_from, min(step_to, step + 1), before, end.state_root, end.loss_total, seal, b"B" * 32
+        )
+        leaves.append(leaf)
+        if made is not None:
+            return leaves, made.claim
+        before = end.state_root
+    raise AssertionError(f"step {step} is not in window {window}")
+
+
+def found(leaf: SegmentLeaf, *, lie: bool = False, claim: Divergence | None = None) -> Finding:
     """What a verifier finds of the segment that a leaf is about."""
-    end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=lie)
+    if lie:
+        end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=True)
+    else:
+        end = found_of(leaf.state_root_before, leaf.step_from, leaf.step_to, claim)
     return Finding(leaf.segment, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total).against(leaf)
 
 
@@ -162,6 +188,10 @@ class Manners:
     """As a worker it begins this segment of each window in a state that nobody computed."""
     careless: bool = False
     """As a verifier it does not look whether leaves fit."""
+    claims: int = -1
+    """As a worker it claims that this step diverges; whether it does depends on the job."""
+    forges: bool = False
+    """As a worker that claims, it makes up a value that would diverge."""
 
 
 HONEST: Final = Manners()
@@ -323,9 +353,11 @@ class World:
                 refusal = self.send(address, CLAIM_INPUT, [claim_to_value(claim)])
             case Action.START:
                 refusal = self.send(address, START_TASK, [duty.task, b"m" * 32])
+            case Action.COMPUTE if duty.blocked:
+                return
+            case Action.COMPUTE if duty.window == manners.claims // job.schedule.window_steps:
+                refusal = self.claim(address, duty, manners)
             case Action.COMPUTE:
-                if duty.blocked:
-                    return
                 leaves = leaves_of(job, duty.window, duty.state_root, lie=manners.lies, gap=manners.gap)
                 self.published[duty.task, duty.window] = leaves
                 proof = proof_of(job, duty.task, duty.window, leaves)._replace(state_root_in=duty.state_root)
@@ -340,6 +372,16 @@ class World:
                 refusal = self.send(address, OPEN_WINDOW, [duty.task, duty.window, openings])
         # What was asked a moment ago may be over by what the machine did since, but only then is it refused.
         assert refusal is None or duty not in queries.work_duties(self.state, address, self.parameters), refusal
+
+    def claim(self, address: bytes, duty: WorkDuty, manners: Manners, **changes: Any) -> str | None:
+        """Claim that a step of the window that is due diverges; ``changes`` are made to the proof."""
+        job = queries.task_spec(self.state, duty.task)
+        leaves, claim = claim_leaves(job, duty.window, duty.state_root, manners.claims, forged=manners.forges)
+        self.published[duty.task, duty.window] = leaves
+        proof = proof_of(job, duty.task, duty.window, leaves)
+        proof = proof._replace(step_to=claim.step + 1, diverged=claim, state_root_in=duty.state_root)
+        proof = self.proof(job, proof._replace(**changes))
+        return self.send(address, CLAIM_DIVERGED, [window_proof_to_value(proof)])
 
     def proof(self, job: JobSpec, proof: WindowProof) -> WindowProof:
         """Return the proof that a worker sends; worlds with custody have commitments in it."""
@@ -360,7 +402,8 @@ class World:
         if manners.blind or theirs.picky > duty.is_jury or duty.is_delivery:
             return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32), 0) for at in duty.segments)
         leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
-        return tuple(found(leaf, lie=manners.lies) for leaf in leaves)
+        window = load_window(self.state, duty.task, duty.window)
+        return tuple(found(leaf, lie=manners.lies, claim=diverged_in(window, leaf.segment)) for leaf in leaves)
 
     def check(self, address: bytes, duty: CheckDuty, manners: Manners) -> None:
         kept = (address, duty.task, duty.window, duty.is_jury)
@@ -395,7 +438,10 @@ class World:
     ) -> str | None:  # fmt: skip
         """Seal a challenge: by default that the segment leads where running it leads, or with a lie elsewhere."""
         leaf = self.published[task, window][segment]
-        end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=lie)
+        claim = diverged_in(load_window(self.state, task, window), segment)
+        end = found_of(leaf.state_root_before, leaf.step_from, leaf.step_to, claim)
+        if lie:
+            end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=True)
         work_digest, state_root = root or (end.work_digest, end.state_root)
         docket = load_docket(self.state, task, window)
         salt = digest(b"test-challenge", address + docket.seals.to_bytes(4, "big"))

@@ -93,7 +93,7 @@ WITHOUT_INPUTS: Final = {
 }
 """Arguments after the task, and why they are refused."""
 NEVER_DONE: Final = frozenset((
-    "askCustody", "claimInput", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER,
+    "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER,
     *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
 ))  # fmt: skip
 STATE_REASONS: Final = {
@@ -427,7 +427,7 @@ class Play:
         verifier = self._world.verifier.secret.address
         self._said = work_of(bytes.fromhex(self._task[2:]), job.spec, verifier)
         await self._write(job.worker, "submitWindow", "0x" + self._said.proof.hex(), event="WindowPhase")
-        await self._write(job.worker, "giveUpTask", self._other, str(int(Reason.JOB_DIVERGED)), event="TaskPhase")
+        await self._write(job.worker, "giveUpTask", self._other, str(int(Reason.JOB_UNFIT)), event="TaskPhase")
         await self._settle()
 
     async def _check_and_give_up(self) -> None:

@@ -79,8 +79,8 @@ def result(
     answer: dict[str, Any] = {
         "task": hexed(task_id),
         "window": found.window.number,
-        "step": found.window.proof.step_to,
-        "state_root": found.window.proof.state_root_out,
+        "step": found.state.step,
+        "state_root": found.window.proof.result_root or found.window.proof.state_root_out,
         "proved": True,
         "bytes": len(found.data),
         "accuracy": None,

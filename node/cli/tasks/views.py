@@ -124,6 +124,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "data set": spec["dataset"]["blob"],
             "windows": f"{record['final_windows']} of {record['windows']} final, "
             f"{record['proved_windows']} proved",
+            **_claim(record),
             **_waits(record),
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
@@ -140,6 +141,11 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     show_rows(rows, ("height", "phase", "why", "by"), as_json=False, title="\nHistory")
     _show_proofs(windows)
     _show_verdicts(windows)
+
+
+def _claim(record: Mapping[str, Any]) -> dict[str, str]:
+    claim = record.get("claim")
+    return {"proven": claim["text"]} if claim else {}
 
 
 def _waits(record: Mapping[str, Any]) -> dict[str, str]:

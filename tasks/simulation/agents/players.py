@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tasks.dispute.commitments import SegmentWitness
 from tasks.dispute.errors import NoMove
 from tasks.dispute.game import Side
 from tasks.dispute.moves import Move
@@ -37,9 +38,15 @@ def move_of(
     step_from, _ = job.segment_range(duty.window, duty.segment)
     question = question_of(job, view.window(duty.task, duty.window), opened)
     before = opened.state_root_before
-    theirs = off.claimed(job, duty.task, before, step_from, opened.state_root_after)
-    game = decode_game(dispute.game)
+    game, claim = decode_game(dispute.game), question.diverged
     try:
+        if claim is not None:  # nothing diverges here, so who claims it shows that to be false
+            honest = off.run(job, duty.task, before, step_from, secret).under(claim)
+            if duty.side is Side.ACCUSED:
+                stands = SegmentWitness((honest.start, question.end).__getitem__, honest.witness().trace)
+                return Accused(question, stands).move(game)
+            return Challenger(question, honest.witness()).move(game, view.dispute_moves(duty))
+        theirs = off.claimed(job, duty.task, before, step_from, opened.state_root_after)
         if duty.side is Side.ACCUSED:
             return Accused(question, theirs.witness()).move(game)
         own = off.run(job, duty.task, before, step_from, secret).witness()

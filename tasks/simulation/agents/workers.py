@@ -17,11 +17,12 @@ from tasks.simulation.agents.players import move_of
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import View
-from tasks.simulation.work import RESULT, Costs, Made, OffChain, Use, make_window
+from tasks.simulation.work import RESULT, Costs, Made, OffChain, Use, make_claim, make_window
 from tasks.spec import JobSpec
 
 __all__ = [
     "ESCAPES",
+    "Claimant",
     "CorneredLiar",
     "FalseClaimer",
     "ForgingWorker",
@@ -80,6 +81,29 @@ class ForgingWorker(PlottingWorker):
     def answers(self, dispute: DisputeRecord) -> bool:
         """Play for what it has computed, and stay silent about what it forged."""
         return self.is_frank or dispute.segment not in self.made[dispute.task, dispute.window].forged
+
+
+class Claimant(Machine):
+    """Claims of every job that it diverges, in the first step that it is asked for."""
+
+    is_frank = True
+    """Whether it plays the dispute, which it loses; silence costs less than a proven lie."""
+
+    def forges(self, _view: View, _duty: WorkDuty, segments: int) -> Iterable[int]:
+        """Run nothing."""
+        return range(segments)
+
+    def takes_ms(self, _honest_ms: int) -> int:
+        """Return that it takes no time."""
+        return 0
+
+    def make(self, job: JobSpec, duty: WorkDuty, secret: bytes, _forged: frozenset[int]) -> Made:
+        """Return its claim."""
+        return make_claim(self.off, job, duty.task, duty.window, duty.state_root, secret)
+
+    def answers(self, _dispute: DisputeRecord) -> bool:
+        """Tell whether it plays."""
+        return self.is_frank
 
 
 class CorneredLiar(ForgingWorker):

@@ -29,6 +29,7 @@ from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRI
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
+from tasks.programs.divergence import Divergence
 from tasks.proofs import (
     Break,
     Code,
@@ -67,6 +68,7 @@ RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10*
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
+DIVERGED_PROOF = PROOF._replace(step_to=44, diverged=Divergence(43, 99, 1, 2, b"b" * 32))
 OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1]), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
                       ("tcp:h:1",), "1.0")  # fmt: skip
@@ -113,6 +115,7 @@ PAYLOADS = (
     payload(transitions.SEAL_VERDICT, [b"t" * 32, 1, b"s" * 32]),
     payload(transitions.REVEAL_VERDICT, [b"t" * 32, 1, findings_to_value(FINDINGS), b"n" * 32]),
     payload(claim_transitions.CLAIM_INPUT, [claim_to_value(CLAIM)]),
+    payload(claim_transitions.CLAIM_DIVERGED, [window_proof_to_value(DIVERGED_PROOF)]),
     payload(transitions.SET_PAYOUT, [b"m" * 20, b"p" * 20]),
     payload(bonds.SET_TERMS, [b"m" * 20, b"s" * 20, 1_000, 5_000, 10**19]),
     payload(bonds.SPONSOR_NODE, [b"m" * 20, 1_000, 5_000, 10**19, 10**19]),

@@ -719,24 +719,6 @@ async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusa
     world.store.close()
 
 
-async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(world: World) -> None:
-    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
-    market = Market(world, worker, verifier)
-    async with trio.open_nursery() as nursery:
-        await market.start(nursery, make_spec(10, 5, 10))
-        await nursery.start(worker.run)
-        assert worker.duties is not None
-
-        async def diverge(*_arguments: object, **_more: object) -> None:
-            raise JobFailed(reason="diverged", text="at step 7")
-
-        worker.duties._executor.run_task = diverge  # type: ignore[assignment,method-assign]
-        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
-        nursery.cancel_scope.cancel()
-    assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, (worker.wallet.address,))
-    assert Purpose.WORKER_FINE not in {line.purpose for line in queries.bill(world.store, market.task).lines}
-
-
 async def test_a_job_whose_process_keeps_being_killed_is_given_up_and_each_end_told(world: World) -> None:
     """The requester does not wait for the deadline; log and status say what happened."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")

@@ -40,7 +40,7 @@ from tasks.claims import Fault, claim_to_value
 from tasks.custody.inputs import find_plain_fault, plain_claim_to_value
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
@@ -86,6 +86,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.programs.divergence import Divergence
 from tasks.proofs import (
     Break,
     Code,
@@ -118,9 +119,13 @@ sizes = st.integers(0, 2**62)
 CARRIED = Receipt(b"g" * 32, b"r" * 20, b"p" * 20, b"c" * 32, 1, 1, 1, 10**16, 2)
 
 
-def proof_value(task: bytes, window: int) -> Value:
+def proof_value(task: bytes, window: int, diverged: Divergence | None = None) -> Value:
     job = spec()
-    return window_proof_to_value(proof_of(job, task, window % job.windows, leaves_of(job, 0, b"r" * 32)))
+    proof = proof_of(job, task, window % job.windows, leaves_of(job, 0, b"r" * 32))
+    return window_proof_to_value(proof._replace(diverged=diverged))
+
+
+DIVERGENCE = Divergence(7, 99, 1, 2, b"b" * 32)
 
 
 KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
@@ -152,6 +157,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     CLAIM_INPUT: st.builds(
         lambda task, number: [claim_to_value(CLAIM._replace(task=task, size=number))], hashes, windows
     ),
+    CLAIM_DIVERGED: st.builds(lambda task, window: [proof_value(task, window, DIVERGENCE)], hashes, windows),
     SET_PAYOUT: st.builds(lambda payout: [ALICE.address, payout], st.binary(min_size=20, max_size=20).filter(any)),
     DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
     MOVE: st.builds(
@@ -203,7 +209,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     TOP_UP_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
     RESUME_TASK: st.builds(lambda task: [task], hashes),
     DEMAND_RESULT: st.builds(lambda task, amount: [task, amount], hashes, amounts),
-    GIVE_UP_TASK: st.builds(lambda task: [task, int(Reason.JOB_DIVERGED)], hashes),
+    GIVE_UP_TASK: st.builds(lambda task: [task, int(Reason.JOB_UNFIT)], hashes),
     SETTLE_CARRIAGE: st.builds(lambda size: [replace(CARRIED, size_bytes=size).encode(), b"certificate"], sizes),
     FUND_CARRIAGE: st.builds(lambda amount: [amount], st.integers(1, 1000 * COIN)),
     WITHDRAW_CARRIAGE: st.builds(lambda amount: [amount], amounts),

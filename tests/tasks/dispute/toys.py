@@ -242,8 +242,13 @@ Change = Callable[[int, bytes], bytes]
 """What a liar makes of a tensor, by its number."""
 
 
-def compute(program: Program, step: int, sources: Sequence[bytes], change: Change | None = None) -> StepTrace:
-    """Return the trace of a step, each tensor from those before it; ``change`` falsifies tensors on the way."""
+def compute(
+    program: Program, step: int, sources: Sequence[bytes], change: Change | None = None, store: int | None = None
+) -> StepTrace:
+    """Return the trace of a step, each tensor from those before it; ``change`` falsifies tensors on the way.
+
+    From ``store`` on, with which the step is claimed to diverge, there is nothing.
+    """
     contents = list(sources)
 
     def read_from(inputs: tuple[int, ...]) -> Read:
@@ -258,6 +263,9 @@ def compute(program: Program, step: int, sources: Sequence[bytes], change: Chang
 
     for number, call in enumerate(program.calls, len(program.sources)):
         kind, operator = program.types[number], program.operators[call.operator]
+        if store is not None and number >= store:
+            contents.append(bytes(kind.size_bytes))
+            continue
         inputs = [program.types[at] for at in call.inputs]
         read, context = read_from(call.inputs), Context(step, b"")
         values = [
@@ -267,7 +275,7 @@ def compute(program: Program, step: int, sources: Sequence[bytes], change: Chang
         ]
         content = pack_values(kind.element, values)
         contents.append(content if change is None else change(number, content))
-    return StepTrace(program, step, contents)
+    return StepTrace(program, step, contents, store)
 
 
 def random_sources(program: Program, random: Random) -> list[bytes]:

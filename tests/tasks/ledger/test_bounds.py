@@ -24,6 +24,7 @@ from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeSt
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK
 from tasks.ledger.verification import USED_MAX_TO_DECLINE
+from tasks.programs.divergence import Divergence
 from tasks.proofs import CUSTODY_SIZE_LIMIT, SAMPLED_MAX, Code, Finding
 from tasks.spec import SEGMENTS_MAX
 from tests.tasks.queued import QueuedWorld
@@ -115,10 +116,13 @@ def largest_task() -> TaskRecord:
     excluded = (b"x" * 20,) * most("excluded_max")
     times = {name: MS for name in TaskRecord._fields if name.endswith("_ms")}
     fields = filled(
-        TaskRecord, phase=Phase.EXPIRED, reason=Reason.RESULT_LOST, excluded=excluded, diverged=(b"o" * 20,) * 2,
+        TaskRecord, phase=Phase.EXPIRED, reason=Reason.RESULT_LOST, excluded=excluded,
         price_per_tera_unit=AMOUNT, **times,
     )  # fmt: skip
     return TaskRecord(**fields)  # type: ignore[arg-type]
+
+
+DIVERGED = Divergence((1 << 40) - 1, 131_071, 1 << 19, 1 << 19, b"b" * 32)
 
 
 def largest_window() -> WindowRecord:
@@ -127,7 +131,10 @@ def largest_window() -> WindowRecord:
         for at in range(SAMPLED_MAX)
     )
     draws = most("draws_max")
-    proof = proof_of(spec(), b"t" * 32, 0, leaves_of(spec(), 0, b"i" * 32))  # its decoder bounds it
+    proof = proof_of(spec(), b"t" * 32, 0, leaves_of(spec(), 0, b"i" * 32))._replace(  # its decoder bounds it
+        custody=((1 << 42) - 1, b"p" * 32, b"c" * 32),
+        diverged=DIVERGED,
+    )
     fields = filled(
         WindowRecord, phase=WindowPhase.VOID, reason=Reason.RESULT_LOST, proof=proof, deadline_ms=MS,
         charge=AMOUNT, fee=AMOUNT,

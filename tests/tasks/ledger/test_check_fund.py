@@ -36,7 +36,7 @@ def test_windows_that_stand_on_a_silent_workers_cost_the_fund_nothing_when_they_
         done = world.task(task).next_window + (3 if number else 1)
         world.run(task, until=partial(is_proved, done))
         world.add_machine(2 + number, roles=WORK, rate=1, price=LIMIT)
-        assert world.send(world.task(task).worker, GIVE_UP_TASK, [task, int(Reason.JOB_DIVERGED)]) is None
+        assert world.send(world.task(task).worker, GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)]) is None
     top = world.task(task).next_window
     world.run(task, until=lambda record: record.next_window < top - 5, blocks=800)
     assert fund_balance(world.state) >= 1_000 * DKB

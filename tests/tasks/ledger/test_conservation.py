@@ -69,7 +69,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
         case 2:
             world.send(REQUESTER, RESUME_TASK, [task])
         case 3:
-            reasons = (Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED)
+            reasons = (Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_UNFIT)
             world.send(machine, GIVE_UP_TASK, [task, int(reasons[choice % 3])])
         case 4:
             world.send(machine, POKE, [task])

@@ -58,6 +58,7 @@ from tasks.ledger.registry import (
 )
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
+from tasks.programs.divergence import Divergence
 from tasks.proofs import (
     CUSTODY_SIZE_LIMIT,
     LEAF_LIMIT_BYTES,
@@ -68,6 +69,7 @@ from tasks.proofs import (
     Opening,
     SegmentLeaf,
     ShownLeaf,
+    WindowProof,
     break_to_value,
     encode_leaf,
     findings_to_value,
@@ -194,6 +196,10 @@ def largest(kind: int) -> list[Value]:
         case custody_transitions.REVEAL_MISMATCH:
             leaf_of_state: list[Value] = [1 << 15, h, [h] * 17, 1 << 24, b"v" * 128, [h] * SIBLINGS_MAX]
             return [task, 9_999, [CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, [h] * SIBLINGS_MAX], leaf_of_state]
+        case claim_transitions.CLAIM_DIVERGED:
+            claim = Divergence(wide, 99_999, 9_999, 9_999, h)
+            claimed = WindowProof(task, 9_999, 1, wide, h, h, h, 256, h, h, (wide, h, h), claim)
+            return [window_proof_to_value(claimed)]
         case claim_transitions.CLAIM_INPUT:
             chunk = BlobChunk((1 << 23) - 1, b"c" * BLOB_CHUNK_BYTES, (h,) * 9)
             place = NodePlace(1, 3, 1 << 34)
