@@ -85,5 +85,5 @@ class FalseOutputs:
 
     def _mismatch(self, window: WindowRecord, plain: bytes) -> PlainChunk | None:
         proof = window.proof
-        layout = StateLayout(load_spec(self._ledger.store, window.task).plan(), proof.step_to)
-        return mismatch_in(layout, proof.state_root_out, BlobCommitment(*proof.custody), plain)
+        layout = StateLayout(load_spec(self._ledger.store, window.task).plan(), proof.result_step)
+        return mismatch_in(layout, proof.result_root, BlobCommitment(*proof.custody), plain)
