@@ -237,7 +237,7 @@ class Disputes:
         secret = None if game.clock.side is Side.ACCUSED else digest(b"dispute-secret", self._secret + key.id)
         return Play(
             spec, dataset, state, question.start.state_root, question.step_from, question.steps, game.clock.side,
-            question.end, secret, moves,
+            question.end, secret, moves, question.diverged,
         )  # fmt: skip
 
 

@@ -25,13 +25,13 @@ from state.primitives.codec import encode
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
-from tasks.claims import InputClaim, claim_to_value
+from tasks.claims import InputClaim, claim_to_value, say_divergence
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
-from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import TaskParameters
@@ -43,6 +43,7 @@ from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
 from tasks.proofs import (
     Opening,
+    WindowProof,
     decode_leaves,
     encode_leaves,
     make_opening,
@@ -276,7 +277,8 @@ class Worker:
                 # Its deadline would bring the same fine, and keep the requester waiting until then.
                 await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
                 raise
-            _log.info("job done", task=task, steps=done.steps, right=done.accuracy[0], samples=done.accuracy[1])
+            right, samples = done.accuracy or (None, None)
+            _log.info("job done", task=task, steps=done.steps, right=right, samples=samples)
         if outcome[0] is not None:
             raise Abandoned
 
@@ -319,10 +321,22 @@ class Worker:
                 raise Abandoned  # what this stands on does not count any more
             if not duty.blocked and duty.window == result.window:
                 break
-        await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
-        _log.info(
-            "window proved", task=task, window=result.window, compute_ms=result.compute_ms, device=result.device
-        )
+        await self._send_proof(result, proof)
+
+    async def _send_proof(self, result: WindowResult, proof: WindowProof) -> None:
+        claim = result.diverged
+        if claim is None:
+            await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
+            _log.info(
+                "window proved", task=proof.task, window=result.window, compute_ms=result.compute_ms,
+                device=result.device,
+            )  # fmt: skip
+            return
+        await self._wallet.send(CLAIM_DIVERGED, [window_proof_to_value(proof)])
+        self.claims_made += 1
+        spec = load_spec(self._ledger.store, proof.task)
+        why = say_divergence(spec, claim.step, claim.store, claim.row, claim.column)
+        _log.warning("the job diverges, which was claimed", task=proof.task, window=result.window, why=why)
 
     def _seal_of(self, task: bytes, result: WindowResult) -> WindowSeal | None:
         """Return what encrypts the blobs of a window of a private task."""

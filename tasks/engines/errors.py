@@ -26,13 +26,16 @@ class StateInvalid(ProtocolError):
 
 
 class Diverged(DekubeError):
-    """The numbers left the range in which the profile is exact; every engine says so at the same step."""
+    """The numbers left the range in which the profile is exact; every engine says so at the same step.
+
+    ``work_digest`` and ``loss_bits`` are those of the segment before that step.
+    """
 
     code = "diverged"
 
-    def __init__(self, *, step: int) -> None:
+    def __init__(self, *, step: int, work_digest: bytes, loss_bits: int) -> None:
         super().__init__(f"training diverged at step {step}")
-        self.step = step
+        self.step, self.work_digest, self.loss_bits = step, work_digest, loss_bits
 
 
 class EngineMissing(DekubeError):

@@ -11,6 +11,7 @@ import numpy as np
 from tasks.engines.arrays import Array, Arrays
 from tasks.engines.errors import Diverged
 from tasks.engines.state import StatePlan, TrainingState
+from tasks.programs.divergence import Divergence, diverged_root, extend_diverged
 from tasks.programs.errors import StoreDiverged
 from tasks.programs.operators import Context
 from tasks.programs.program import Program
@@ -23,13 +24,17 @@ __all__ = ["SegmentResult", "StepPlan", "Steps"]
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """What a segment commits to. ``loss_bits`` is the binary64 pattern of the sum of its steps' losses."""
+    """What a segment commits to. ``loss_bits`` is the binary64 pattern of the sum of its steps' losses.
+
+    ``diverged`` is how its last step diverges: then it ends with that, and the rest is what stands for it.
+    """
 
     step_from: int
     step_to: int
     state_root: bytes
     work_digest: bytes
     loss_bits: int
+    diverged: Divergence | None = None
 
 
 class StepPlan(StatePlan, Protocol):
@@ -56,7 +61,10 @@ class Steps:
         self.step = step
 
     def run_segment(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> SegmentResult:
-        """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged."""
+        """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged.
+
+        Then ``diverged_segment`` says what is committed to.
+        """
         step_from = self.step
         work, losses = self.run_steps(steps, on_step)
         return SegmentResult(step_from, self.step, self.state().root(self._steps_plan), work, losses)
@@ -65,7 +73,11 @@ class Steps:
         """Do ``steps`` steps as ``run_segment``; return the work digest and the sum of losses alone."""
         work, losses = WORK_START, 0
         for _ in range(steps):
-            found = self._one_step()
+            try:
+                with np.errstate(all="ignore"):  # what overflows is found where it is stored
+                    found = self._runner.run(self._sources(), self._context())
+            except StoreDiverged:
+                raise Diverged(step=self.step + 1, work_digest=work, loss_bits=losses) from None
             probe = self._content(self._program.probe, found)
             losses = add_losses(losses, int.from_bytes(self._content(self._program.loss, found), "little"))
             work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
@@ -74,13 +86,23 @@ class Steps:
             on_step(self.step)
         return work, losses
 
-    def _one_step(self) -> StepResult:
-        sources = self._runner.sources(self._state, self._data, self._model)
-        try:
-            with np.errstate(all="ignore"):  # what overflows is found where it is stored
-                return self._runner.run(sources, Context(self.step, self._steps_plan.seed))
-        except StoreDiverged:
-            raise Diverged(step=self.step + 1) from None
+    def diverged_segment(self, step_from: int, error: Diverged) -> SegmentResult:
+        """Return what is committed to for the segment from ``step_from`` on that ``error`` has ended (R34).
+
+        The run stands before the step that diverged, which is run once more.
+        """
+        with np.errstate(all="ignore"):
+            found = self._runner.diverged(self._sources(), self._context())
+        before = self.state().root(self._steps_plan)
+        claim = Divergence(self.step, found.store, found.row, found.column, before)
+        work = extend_diverged(error.work_digest, found.results_root)
+        return SegmentResult(step_from, error.step, diverged_root(claim), work, error.loss_bits, claim)
+
+    def _sources(self) -> list[Array]:
+        return self._runner.sources(self._state, self._data, self._model)
+
+    def _context(self) -> Context:
+        return Context(self.step, self._steps_plan.seed)
 
     def _content(self, tensor: int, found: StepResult) -> bytes:
         values = found.probe if tensor == self._program.probe else found.loss

@@ -173,7 +173,7 @@ def _serve(link: _Link, arrays: Arrays) -> int:
 
 def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     from tasks.engines.datasets import Dataset
-    from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+    from tasks.engines.errors import DatasetInvalid, Diverged, StateInvalid, UnsupportedJob
     from tasks.engines.state import TrainingState
     from tasks.engines.training import Trainer, initial_state
     from tasks.executor.job import Finished, Segment
@@ -192,7 +192,11 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     pulse = _Pulse(link)
     while trainer.step < order.step_to:
         started, pulse.spent_ns = time.perf_counter_ns(), 0
-        result = trainer.run_segment(job.segment_end(trainer.step) - trainer.step, pulse)
+        step_from = trainer.step
+        try:
+            result = trainer.run_segment(min(order.step_to, job.segment_end(step_from)) - step_from, pulse)
+        except Diverged as error:
+            result = trainer.diverged_segment(step_from, error)
         compute_ns = time.perf_counter_ns() - started - pulse.spent_ns
         link.send(
             Segment(
@@ -204,8 +208,12 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
                 result.loss_bits,
                 max(1, compute_ns // 1_000_000),
                 trainer.state().encode(),
+                diverged=result.diverged,
             )
         )
+        if result.diverged is not None:
+            link.send(Finished(0, 0))
+            return
         root = result.state_root
     if order.evaluate:
         found = trainer.evaluate()

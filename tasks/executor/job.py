@@ -6,11 +6,12 @@ works on untrusted data.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Final, TypeAlias
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final, TypeAlias
 
-from state.primitives.codec import decode, encode
+from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
@@ -25,12 +26,13 @@ from tasks.executor.playing import (
     play_from,
     play_to_value,
 )
+from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.spec import JobSpec
 
 __all__ = [
     "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Order", "Progress", "Segment",
     "SegmentRecord", "Train", "answer_limit", "child_frame_limit",
-    "decode_child_frame", "decode_parent_frame", "encode_frame", "frame",
+    "decode_child_frame", "decode_parent_frame", "encode_frame", "frame", "segment_from", "segment_to_value",
 ]  # fmt: skip
 
 FRAME_HEADER_BYTES: Final = 4
@@ -159,18 +161,60 @@ class SegmentRecord:
     work_digest: bytes
     loss_bits: int
     compute_ms: int
+    diverged: Divergence | None = field(default=None, kw_only=True)
+    """How its last step diverges (R34): the segment ends with it."""
+
+    @property
+    def result_step(self) -> int:
+        """Steps that led to the state that it leaves."""
+        return self.step_to if self.diverged is None else self.diverged.step
+
+    @property
+    def result_root(self) -> bytes:
+        """Root of that state."""
+        return self.state_root_after if self.diverged is None else self.diverged.state_before
 
 
 @dataclass(frozen=True)
 class Segment(SegmentRecord):
-    """From the process: a segment is done; ``state`` is the encoded state after it."""
+    """From the process: a segment is done; ``state`` is the encoded state that it leaves."""
 
     state: bytes
 
     @property
     def record(self) -> SegmentRecord:
         """The segment without its state."""
-        return SegmentRecord(*astuple(self)[:-1])
+        return SegmentRecord(
+            self.step_from, self.step_to, self.state_root_before, self.state_root_after, self.work_digest,
+            self.loss_bits, self.compute_ms, diverged=self.diverged,
+        )  # fmt: skip
+
+
+def segment_to_value(segment: Segment) -> list[Value]:
+    """Return a segment as a codec value."""
+    diverged: Value = [] if segment.diverged is None else divergence_to_value(segment.diverged)
+    return [
+        segment.step_from, segment.step_to, segment.state_root_before, segment.state_root_after,
+        segment.work_digest, segment.loss_bits, segment.compute_ms, segment.state, diverged,
+    ]  # fmt: skip
+
+
+def segment_from(value: list[Any]) -> Segment:
+    """Return the segment of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [
+            int(step_from), int(step_to), bytes(before), bytes(after), bytes(work_digest), int(loss_bits),
+            int(compute_ms), bytes(state), list(diverged),
+        ] if (
+            0 <= step_from < step_to < STEPS_MAX and 0 <= loss_bits < 1 << 64 and 0 <= compute_ms < 1 << 48
+            and all(len(root) == HASH_BYTES for root in (before, after, work_digest))
+        ):  # fmt: skip
+            claim = divergence_from_value(diverged) if diverged else None
+            if claim is None or (claim.step + 1 == step_to and diverged_root(claim) == after):
+                return Segment(
+                    step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state, diverged=claim
+                )
+    raise DecodeError("not a segment")
 
 
 @dataclass(frozen=True)
@@ -215,7 +259,7 @@ def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
         case Progress(step):
             return frame(encode([_PROGRESS, step]))
         case Segment():
-            return frame(encode([_SEGMENT, *astuple(message)]))
+            return frame(encode([_SEGMENT, *segment_to_value(message)]))
         case Finished(right, samples):
             return frame(encode([_FINISHED, right, samples]))
         case Failed(reason, text):
@@ -262,14 +306,8 @@ def decode_child_frame(body: bytes, limit_bytes: int) -> ChildFrame:
             return Hello(device, frozenset(isolation))
         case [2, int(step)] if 0 <= step < STEPS_MAX:
             return Progress(step)
-        case [
-            3, int(step_from), int(step_to), bytes(before), bytes(after), bytes(work_digest),
-            int(loss_bits), int(compute_ms), bytes(state),
-        ] if (
-            0 <= step_from < step_to < STEPS_MAX and 0 <= loss_bits < 1 << 64 and 0 <= compute_ms < 1 << 48
-            and all(len(root) == 32 for root in (before, after, work_digest))
-        ):  # fmt: skip
-            return Segment(step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state)
+        case [3, *segment]:
+            return segment_from(segment)
         case [4, int(right), int(samples)] if 0 <= right <= samples < 1 << 32:
             return Finished(right, samples)
         case [5, str(reason), str(text)] if len(reason) <= 64 and len(text) <= TEXT_MAX:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from state.primitives.errors import DecodeError, StoreError
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.engines.errors import StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
-from tasks.executor.job import Job, Segment, SegmentRecord, child_frame_limit
+from tasks.executor.job import Job, Segment, SegmentRecord, child_frame_limit, segment_from, segment_to_value
 
 __all__ = ["Journal", "JournalEntry", "TaskJournal"]
 
@@ -124,6 +124,11 @@ class TaskJournal:
         return bool(self.segments) or self.delivered == 0
 
     @property
+    def is_diverged(self) -> bool:
+        """Whether the job diverges in the last segment: there is no further one."""
+        return bool(self.segments) and self.segments[-1].diverged is not None
+
+    @property
     def step(self) -> int:
         """Steps done."""
         return self.segments[-1].step_to if self.segments else self._start_step
@@ -162,7 +167,7 @@ class TaskJournal:
     def append(self, segment: Segment) -> None:
         """Write a segment down; when this returns it is on disk."""
         try:
-            _write(self._segment_path(segment), encode(astuple(segment)))
+            _write(self._segment_path(segment), encode(segment_to_value(segment)))
         except OSError as error:
             raise StoreError(f"the journal of jobs: {error}") from error
         self.segments.append(segment.record)
@@ -173,7 +178,8 @@ class TaskJournal:
             _write(self._directory / _DELIVERED, encode(windows))
             self.delivered = windows
             boundary = min(windows * self._job.window_steps, self._job.total_steps)
-            done = [s for s in self.segments if s.step_to < boundary]  # the one that ends there starts the next
+            # The one that ends there starts the next. One that diverges says that there is no next.
+            done = [s for s in self.segments if s.step_to < boundary and s.diverged is None]
             for segment in done:
                 self._segment_path(segment).unlink(missing_ok=True)
             self.segments = self.segments[len(done) :]
@@ -230,16 +236,13 @@ class TaskJournal:
             return None
         # That the state has its root was checked before it was written, and the checksum covers both: hashing the
         # states of a window again would take up to twenty seconds each time.
-        return segment.record if found.step == segment.step_to else None
+        return segment.record if found.step == segment.result_step else None
 
     def _read_segment(self, path: Path) -> Segment:
         limit_bytes = child_frame_limit(self._job.plan)
         match decode(_read(path, limit_bytes), limit_bytes=limit_bytes):
-            case [
-                int(step_from), int(step_to), bytes(before), bytes(after),
-                bytes(work_digest), int(loss_bits), int(compute_ms), bytes(state),
-            ] if 0 <= step_from < step_to <= self._job.total_steps:  # fmt: skip
-                return Segment(step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state)
+            case list(value) if (segment := segment_from(value)).step_to <= self._job.total_steps:
+                return segment
             case _:
                 raise DecodeError(f"{path.name} is not a segment")
 

@@ -18,6 +18,7 @@ from tasks.dispute.errors import NoMove
 from tasks.dispute.game import MOVES_MAX, Side, begin, play, turn_of
 from tasks.dispute.moves import MOVE_LIMIT_BYTES, Move, decode_move, encode_move
 from tasks.dispute.players import Accused, Challenger
+from tasks.programs.divergence import Divergence, divergence_from_value, divergence_to_value
 from tasks.spec import JobSpec, decode_spec, encode_spec
 
 __all__ = [
@@ -50,6 +51,8 @@ class Play:
     end: StepRecord
     secret: bytes | None
     moves: tuple[bytes, ...]
+    diverged: Divergence | None = None
+    """How the segment is claimed to diverge in its last step."""
 
     @property
     def step_to(self) -> int:
@@ -76,6 +79,7 @@ def play_to_value(order: Play) -> list[Value]:
     return [
         encode_spec(order.spec), order.dataset, order.state, order.state_root, order.step_from, order.steps,
         int(order.side), record_value(order.end), order.secret, list(order.moves),
+        [] if order.diverged is None else divergence_to_value(order.diverged),
     ]  # fmt: skip
 
 
@@ -84,13 +88,13 @@ def play_from(value: list[Any]) -> Play:
     match value:
         case [
             bytes(spec), bytes(dataset), bytes(state), bytes(root), int(step_from), int(steps), (1 | 2) as side,
-            list(end), (bytes() | None) as secret, list(moves),
+            list(end), (bytes() | None) as secret, list(moves), list(diverged),
         ] if len(root) == HASH_BYTES and 0 <= step_from < STEPS_MAX and 0 < steps < STEPS_MAX and (
             secret is None or len(secret) == HASH_BYTES
         ):  # fmt: skip
             return Play(
                 decode_spec(spec), dataset, state, root, step_from, steps, Side(side), record_of(end), secret,
-                moves_from(moves),
+                moves_from(moves), divergence_from_value(diverged) if diverged else None,
             )  # fmt: skip
     raise DecodeError("not an order to play")
 

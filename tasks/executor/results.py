@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from state.primitives.hashing import ZERO_HASH, digest
 from tasks.executor.job import SegmentRecord
+from tasks.programs.divergence import Divergence
 from tasks.proofs import Code, Finding, SegmentLeaf, WindowProof, segment_root, work_seal
 
 __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_proof", "segment_salts"]
@@ -17,7 +18,7 @@ __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_
 
 @dataclass(frozen=True)
 class WindowResult:
-    """A completed window.
+    """A completed window: whole, or up to a step that diverges.
 
     ``load_state(n)`` reads the encoded state before segment n, or after the last with their number; it blocks, and
     works until the window counts as handed on. ``accuracy`` is (right, samples) on the test split and stands with
@@ -41,6 +42,11 @@ class WindowResult:
         return self.segments[-1].step_to
 
     @property
+    def diverged(self) -> Divergence | None:
+        """How its last step diverges, or None."""
+        return self.segments[-1].diverged
+
+    @property
     def compute_ms(self) -> int:
         """What the window took on this machine; nothing is paid by it."""
         return sum(segment.compute_ms for segment in self.segments)
@@ -48,11 +54,15 @@ class WindowResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A job that was run to its end; ``compute_ms`` counts what this process of the node saw."""
+    """A job that was run to its end; ``compute_ms`` counts what this process of the node saw.
+
+    The end may be a step that diverges: ``steps`` and ``state_root`` are of the state before it, and ``accuracy``
+    is None.
+    """
 
     steps: int
     state_root: bytes
-    accuracy: tuple[int, int]
+    accuracy: tuple[int, int] | None
     compute_ms: int
 
 
@@ -129,4 +139,5 @@ def make_window_proof(
         segments=len(leaves),
         leaves_blob=leaves_blob,
         output_blob=output_blob,
+        diverged=result.diverged,
     )

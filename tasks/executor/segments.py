@@ -29,7 +29,7 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
         raise StateInvalid("the state is not the one the segment starts from")
     run = SegmentRun(
         spec.program(), arrays, seed=spec.seed, state=state.tensors, data=dataset.contents,
-        step_from=order.step_from, steps=order.steps, secret=order.secret,
+        step_from=order.step_from, steps=order.steps, secret=order.secret, claimed=order.diverged,
         on_step=lambda place: on_step(order.step_from + place),
     )  # fmt: skip
     question = Question(
@@ -40,5 +40,6 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
         steps=order.steps,
         start=start_record(order.state_root),
         end=order.end,
+        diverged=order.diverged,
     )
     return Player(question, order.side, run.witness())

@@ -193,16 +193,15 @@ class Executor:
                     await self._backend.run(order, listen)
                     break
                 except (JobFailed, JobStalled) as error:
-                    reason = code_of(error)
-                    if reason == "diverged":  # so the leaf's end state cannot exist
-                        return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, 0, ("diverged",))
-                    if reason in FINAL_REASONS:
+                    if code_of(error) in FINAL_REASONS:
                         return Verdict.unavailable(leaf.segment, str(error))
                     self.note_end(task, error, segment=leaf.step_from)
                     if attempt == self._options.restarts_max:
                         raise
         if len(found) != 1:
             raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
+        if found[0].step_to != leaf.step_to:  # an earlier step diverges, so the leaf's end cannot exist
+            return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, 0, ("diverged",))
         return _compare(leaf, found[0])
 
     async def play(
@@ -255,7 +254,7 @@ def _check_start(job: Job, leaf: SegmentLeaf, state: bytes) -> None:
     before = TrainingState.decode(state, job.plan)
     if (before.step, before.root(job.plan)) != (leaf.step_from, leaf.state_root_before):
         raise StateInvalid("the state is not the one the leaf names")
-    if leaf.step_to != job.segment_end(leaf.step_from):
+    if not leaf.step_from < leaf.step_to <= job.segment_end(leaf.step_from):
         raise StateInvalid("the leaf covers other steps than the job's segment")
 
 
@@ -319,7 +318,7 @@ class _Run:
     async def run(self, dataset: bytes) -> TaskResult:
         fruitless = 0
         await self._hand_on()
-        while self._accuracy is None:
+        while self._accuracy is None and not self._record.is_diverged:
             self._starts += 1
             stood_at = self._record.step
             state = await trio.to_thread.run_sync(self._record.load_state)
@@ -334,9 +333,8 @@ class _Run:
                 if fruitless > self._executor.restarts_max:
                     raise
         await self._hand_on()
-        return TaskResult(
-            self._record.step, self._record.segments[-1].state_root_after, self._accuracy, self._compute_ms
-        )
+        last = self._record.segments[-1]
+        return TaskResult(last.result_step, last.result_root, self._accuracy, self._compute_ms)
 
     async def _listen(self, message: ChildFrame) -> None:
         match message:
@@ -351,6 +349,8 @@ class _Run:
                 self._note(message.step_to)
                 if message.step_to < self._job.total_steps:  # the last window waits for the test's answers
                     await self._hand_on()
+            case Finished() if self._record.is_diverged:
+                pass
             case Finished(right, samples):
                 if self._record.step != self._job.total_steps:
                     raise JobFailed(reason="bad_frame", text="finished before its last step")
@@ -372,26 +372,28 @@ class _Run:
         """Check that a segment is the next one and holds the state it names, and write it down."""
         record, job = self._record, self._job
         root = record.segments[-1].state_root_after if record.segments else segment.state_root_before
-        if (segment.step_from, segment.step_to, segment.state_root_before) != (
-            record.step,
-            job.segment_end(record.step),
-            root,
-        ):
+        end = job.segment_end(record.step)
+        if segment.diverged is not None:
+            end = min(end, segment.step_to)
+        if record.is_diverged or (segment.step_from, segment.step_to, segment.state_root_before) != (
+            record.step, end, root,
+        ):  # fmt: skip
             raise JobFailed(reason="bad_frame", text="not the next segment")
         try:
             state = TrainingState.decode(segment.state, job.plan)
         except StateInvalid as error:
             raise JobFailed(reason="bad_frame", text=str(error)) from None
-        if (state.step, state.root(job.plan)) != (segment.step_to, segment.state_root_after):
+        if (state.step, state.root(job.plan)) != (segment.result_step, segment.result_root):
             raise JobFailed(reason="bad_frame", text="the state is not the one the segment names")
         record.append(segment)
 
     async def _hand_on(self) -> None:
         """Hand on the windows that are whole, each once."""
         for window, segments in _whole_windows(self._spec, self._record):
-            if segments[-1].step_to == self._job.total_steps and self._accuracy is None:
+            is_last = segments[-1].step_to == self._job.total_steps and segments[-1].diverged is None
+            if is_last and self._accuracy is None:
                 return
-            accuracy = self._accuracy if segments[-1].step_to == self._job.total_steps else None
+            accuracy = self._accuracy if is_last else None
             load_state = partial(_load_state, self._job, self._record, segments)
             result = WindowResult(window, segments, load_state, self._device, accuracy)
             await self._on_window(result)
@@ -406,13 +408,18 @@ def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[
     return [
         (window, tuple(segments))
         for window, segments in sorted(by_window.items())
-        if window >= record.delivered
-        and (segments[0].step_from, segments[-1].step_to) == spec.window_range(window)
+        if window >= record.delivered and _is_whole(segments, *spec.window_range(window))
     ]
 
 
+def _is_whole(segments: list[SegmentRecord], step_from: int, step_to: int) -> bool:
+    """Tell whether segments are a window from its first step to its last, or to one that diverges."""
+    first, last = segments[0], segments[-1]
+    return first.step_from == step_from and (last.step_to == step_to or last.diverged is not None)
+
+
 def _load_state(job: Job, record: TaskJournal, segments: tuple[SegmentRecord, ...], number: int) -> bytes:
-    """Return the encoded state before segment ``number`` of a window's, or after the last with their number."""
+    """Return the encoded state before segment ``number`` of a window; with their number, what the last leaves."""
     if number:
         return record.load_state_after(segments[number - 1])
     state = record.load_state_before(segments[0])

@@ -49,6 +49,7 @@ EXEMPT = {
     "tasks.programs.operators.scalars:bits_value": "the bits of one number",
     "tasks.programs.operators.scalars:constant_bits": "the bits of one number",
     "tasks.programs.operators.storage:diverged_content": "values that this machine computed",
+    "tasks.programs.operators.storage:first_diverged": "values that this machine computed",
     "tasks.programs.operators.storage:stored": "the bits of one number",
     "tasks.programs.running:load_tensor": "checks length and values; its tests give it hostile ones",
     "tasks.simulation.__main__:replay": "a setting that its user types",

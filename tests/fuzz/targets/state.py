@@ -277,6 +277,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                 )
             ),
             "tasks.ledger.claim_transitions:_decode_input",
+            "tasks.ledger.claim_transitions:_decode_diverged",
             "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",
             "tasks.ledger.bonds:_decode_withdraw",
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",

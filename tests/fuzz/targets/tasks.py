@@ -72,6 +72,7 @@ from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
     BROKEN,
     CHUNK,
+    DIVERGED_PROOF,
     FINDINGS,
     JOB,
     KEY_PROOF,
@@ -175,8 +176,12 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.proofs:decode_leaves", "tasks.proofs:_leaf_from_value"),
     )  # fmt: skip
     yield "window proof", Target(
-        of_value(window_proof_from_value, window_proof_to_value), (encode(window_proof_to_value(PROOF)),),
-        ("tasks.proofs:window_proof_from_value", "tasks.proofs:_custody_from_value"),
+        of_value(window_proof_from_value, window_proof_to_value),
+        (encode(window_proof_to_value(PROOF)), encode(window_proof_to_value(DIVERGED_PROOF))),
+        (
+            "tasks.proofs:window_proof_from_value", "tasks.proofs:_custody_from_value",
+            "tasks.programs.divergence:divergence_from_value",
+        ),
     )  # fmt: skip
     yield "findings", Target(
         of_value(findings_from_value, findings_to_value), (encode(findings_to_value(FINDINGS)),),

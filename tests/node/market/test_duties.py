@@ -37,6 +37,7 @@ from state.store.records import STATE
 from state.transition.transfer import TRANSFER_KIND
 from state.view.accounts import load_account
 from tasks.claims import Fault
+from tasks.engines.state import TrainingState
 from tasks.executor.errors import JobFailed
 from tasks.executor.job import Train
 from tasks.executor.resource_needs import needs_of
@@ -64,7 +65,7 @@ from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec, encode_spec
 from tests.node.world import COIN, PARAMETERS, Machine, World
 from tests.p2p.helpers import account
-from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+from tests.tasks.executor.helpers import BLOB, DATA, make_diverging, make_spec
 
 REQUESTER = 9
 
@@ -717,6 +718,35 @@ async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusa
     assert market.record.phase == Phase.SETTLED
     assert load_account(world.store, verifier.wallet.address).nonce == before + 2  # a seal and its opening
     world.store.close()
+
+
+async def test_a_job_that_diverges_is_claimed_checked_and_ends_with_the_state_before(world: World) -> None:
+    """Nobody says anything else on chain: the worker proves the window, the verifier runs it again."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    spec = make_diverging()
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, spec)
+        await nursery.start(worker.run)
+        await nursery.start(verifier.run)
+        await world.mint_until(lambda: market.record.phase in ENDED)
+        assert worker.duties is not None and worker.duties.market_events["task_claimed"] == 1
+        nursery.cancel_scope.cancel()
+    record, window = market.record, load_window(world.store, market.task, 0)
+    assert (record.phase, record.reason, record.final_windows) == (Phase.FAILED, Reason.JOB_DIVERGED, 1)
+    claim = window.proof.diverged
+    assert claim is not None and (claim.step, window.proof.segments) == (10, 3)
+    (seat,) = window.verifiers
+    assert seat.findings is not None and seat.findings[-1].state_root_after == window.proof.state_root_out
+    blobs = worker.network.blobs
+    assert blobs is not None
+    state = TrainingState.decode(blobs.read(window.proof.output_blob), spec.plan())
+    assert (state.step, state.root(spec.plan()), record.final_root) == (10, claim.state_before, claim.state_before)
+    upheld = load_claim(world.store, market.task)
+    assert upheld is not None and upheld.place == (claim.store, claim.row, claim.column)
+    assert {Purpose.PREPARATION, Purpose.WINDOW_PAY} <= set(market.paid(worker))
+    known = load_node(world.store, worker.wallet.address)
+    assert known is not None and (known.good, known.bad, known.declines) == (0, 0, 0)
 
 
 async def test_a_job_whose_process_keeps_being_killed_is_given_up_and_each_end_told(world: World) -> None:
