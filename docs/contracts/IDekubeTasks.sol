@@ -256,7 +256,8 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn.
-    /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage.
+    /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
+    ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
 
     /// @notice A machine was drawn to keep the output of a window.

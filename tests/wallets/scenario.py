@@ -93,7 +93,8 @@ WITHOUT_INPUTS: Final = {
 }
 """Arguments after the task, and why they are refused."""
 NEVER_DONE: Final = frozenset((
-    "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER,
+    "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL,
+    *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
     *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
 ))  # fmt: skip
 STATE_REASONS: Final = {
