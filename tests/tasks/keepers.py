@@ -61,21 +61,21 @@ INPUTS: Final = 1
 
 
 @lru_cache(maxsize=4096)
-def output_of(job: JobSpec, window: int, root: bytes, manner: str) -> tuple[CipherBlob, bytes]:
+def output_of(job: JobSpec, proof: WindowProof, manner: str) -> tuple[CipherBlob, bytes]:
     """Return a window's output as its worker prepares it for custody, and the plain bytes that it commits to.
 
     ``manner`` is how: "right", "garbage" (what lies there is no encryption of what the plain root commits to), or
     "other" (both are of bytes that are no state).
     """
-    plan, (_, step_to) = job.plan(), job.window_range(window)
+    plan, root = job.plan(), proof.state_root_out
     content = {
         name: (digest(b"test-tensor", root + name.encode()) * (kind.size_bytes // 32 + 1))[: kind.size_bytes]
         for name, kind in plan.tensors().items()
     }
-    state = TrainingState(step_to, content).encode()
+    state = TrainingState(proof.result_step, content).encode()
     if manner == "other":
         state = bytes(len(state))
-    key = derive_key(TASK_KEY, window_key_name(window))
+    key = derive_key(TASK_KEY, window_key_name(proof.window))
     blob = CipherBlob(key, state)
     if manner == "garbage":
         other = CipherBlob(key, state[::-1])
@@ -147,7 +147,7 @@ class KeptWorld(World):
     def proof(self, job: JobSpec, proof: WindowProof) -> WindowProof:
         if find_terms(self.state, proof.task) is None:
             return proof
-        blob, plain = output_of(job, proof.window, proof.state_root_out, self.manner)
+        blob, plain = output_of(job, proof, self.manner)
         self.outputs[proof.task, proof.window], self.plains[proof.task, proof.window] = blob, plain
         return proof._replace(custody=(*blob.commitment,))
 
