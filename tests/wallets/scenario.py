@@ -95,7 +95,6 @@ WITHOUT_INPUTS: Final = {
 NEVER_DONE: Final = frozenset((
     "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL,
     *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
-    *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
 ))  # fmt: skip
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",

@@ -73,7 +73,7 @@ def run(job: Job, claim: Divergence | None, secret: bytes | None = SECRET) -> Se
 
 def question(job: Job, honest: SegmentRun, claim: Divergence, end: StepRecord) -> Question:
     data = honest.trace(0).data_tree.root
-    return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end, claim)
+    return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end, diverged=claim)
 
 
 def test_the_worker_finds_the_first_value_of_the_first_store_without_one() -> None:
@@ -300,7 +300,7 @@ def _at_name() -> tuple[Question, Any]:
     start = honest.record(STEP - STEP_FROM)._replace(work_digest=bytes(32), loss_total=0)
     trace = honest.trace(STEP - STEP_FROM)
     end = StepRecord(diverged_root(claim), extend_diverged(bytes(32), trace.trace_tree.root), 0)
-    asked = Question(job.program, job.seed, trace.data_tree.root, STEP, 1, start, end, claim)
+    asked = Question(job.program, job.seed, trace.data_tree.root, STEP, 1, start, end, diverged=claim)
     witness = SegmentWitness((start, end).__getitem__, lambda _place: trace)
     move = Accused(asked, witness).move(begin(asked))
     assert isinstance(move, ShowDiverged) and decode_move(encode_move(move)) == move

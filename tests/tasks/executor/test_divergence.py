@@ -151,7 +151,14 @@ async def ending_of(players: dict[Side, Executor], spec: JobSpec, window: Window
     end = StepRecord(last.state_root_after, last.work_digest, last.loss_bits)
     steps = last.step_to - last.step_from
     question = Question(
-        spec.program(), spec.seed, spec.dataset.root, last.step_from, steps, start, end, window.diverged
+        spec.program(),
+        spec.seed,
+        spec.dataset.root,
+        last.step_from,
+        steps,
+        start,
+        end,
+        diverged=window.diverged,
     )
     game, moves = begin(question), tuple[bytes, ...]()
     async with trio.open_nursery() as nursery:
