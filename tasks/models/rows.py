@@ -31,7 +31,9 @@ _TRAINED_ROLE: Final = "assistant"
 class Tokens(Protocol):
     """What turns text into tokens, with none added."""
 
-    ends: frozenset[int]
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a completion."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
