@@ -138,11 +138,10 @@ class Inputs:
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
             data = await self.fetch(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
+            cipher = None
             if key is not None:
-                data = await trio.to_thread.run_sync(crypt_blob, key, spec.dataset.root, data)
-            claim = await trio.to_thread.run_sync(find_fault, task, spec, data)
-            if claim is not None and key is not None:  # the chain takes no claim about what it cannot read
-                raise InputUnavailable(say_fault(spec, claim.fault, claim.place, claim.size))
+                cipher, data = data, await trio.to_thread.run_sync(crypt_blob, key, spec.dataset.root, data)
+            claim = await trio.to_thread.run_sync(find_fault, task, spec, data, cipher)
             if claim is not None:
                 raise DatasetWrong(say_fault(spec, claim.fault, claim.place, claim.size), claim)
             while len(self._datasets) >= DATASETS_HELD_MAX:

@@ -227,6 +227,14 @@ class TaskKeys:
             raise KeysMissing(f"task {task.hex()} has no input {number} with a key")
         return inputs[number]
 
+    def input_proof(self, task: bytes, number: int) -> tuple[bytes, KeyProof]:
+        """Return the key of an input with its path, for a claim of its worker. Raises KeysMissing. Blocking."""
+        held, terms = self._hold(task), self.terms(task)
+        if held is None or terms is None or not 0 <= number < terms.inputs:
+            raise KeysMissing(f"this node has no key of input {number} of task {task.hex()}")
+        name = input_key_name(number)
+        return derive_key(held.task_key, name), held.commitments.proof(name)
+
     def seal_of(self, task: bytes, window: int, roots: Sequence[bytes]) -> WindowSeal | None:
         """Return what encrypts the blobs of a window of a private task; None for another task. Blocking.
 

@@ -13,7 +13,7 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE, Abandoned, work_while
-from node.market.inputs import DatasetWrong, Inputs, InputUnavailable, Supply
+from node.market.inputs import DATASET_INPUT, DatasetWrong, Inputs, InputUnavailable, Supply
 from node.market.keeper import public_output
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
@@ -26,6 +26,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value, say_divergence
+from tasks.custody.keys import key_proof_to_value
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
@@ -33,6 +34,7 @@ from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.custody_records import find_terms
+from tasks.ledger.custody_transitions import CLAIM_KEYED
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import window_span_ms
@@ -203,7 +205,7 @@ class Worker:
             except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
                 why = str(error)
         if claim is not None:
-            await self._wallet.send(CLAIM_INPUT, [claim_to_value(claim)])
+            await self._send_claim(task, claim)
             self.claims_made += 1
             await self._executor.forget(task)
             raise JobUnfit(f"proven on chain: {why}")
@@ -214,6 +216,15 @@ class Worker:
             raise JobUnfit(why)
         await self._wallet.send(START_TASK, [task, self._machine()])
         _log.info("started", task=task)
+
+    async def _send_claim(self, task: bytes, claim: InputClaim) -> None:
+        """Prove that the data set is wrong; that of a private task by its key, which everybody knows then."""
+        terms = self._keys.terms(task)
+        if terms is None or not terms.inputs:
+            await self._wallet.send(CLAIM_INPUT, [claim_to_value(claim)])
+            return
+        key, path = await trio.to_thread.run_sync(self._keys.input_proof, task, DATASET_INPUT)
+        await self._wallet.send(CLAIM_KEYED, [claim_to_value(claim), key, key_proof_to_value(path)])
 
     async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Do the first segment. Raises InputUnavailable, JobUnfit where a window would be late, or as run_task."""

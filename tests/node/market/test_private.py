@@ -47,6 +47,7 @@ class PrivateMarket(Market):
     """A market whose requester, the last machine, has put its data set in encrypted."""
 
     root: bytes | None = None
+    dataset = BLOB
     task_spec: JobSpec
 
     async def begin(self, nursery: trio.Nursery, own: trio.Nursery | None = None) -> None:
@@ -59,7 +60,7 @@ class PrivateMarket(Market):
         requester = self.machines[-1]
         spec = make_spec(20, 5, 10)
         self.key = task_key_of(SECRET, spec)
-        cipher = crypt_blob(derive_key(self.key, input_key_name(0)), spec.dataset.root, BLOB)
+        cipher = crypt_blob(derive_key(self.key, input_key_name(0)), spec.dataset.root, self.dataset)
         assert requester.network.blobs is not None
         blob = requester.network.blobs.add(cipher)
         requester.network.blobs.pin(blob)
@@ -153,6 +154,21 @@ async def test_a_worker_declines_a_task_whose_key_it_cannot_have(world: World, r
         assert worker.duties is not None and worker.duties.market_events["task_declined"] == 1
         assert require_node(world.store, worker.wallet.address).bond == bond
         assert worker.network.blobs is not None and not worker.network.blobs.blobs(), "the key comes first"
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_a_worker_proves_with_the_input_key_that_a_private_data_set_is_another(world: World) -> None:
+    worker, requester = Machine(world, 1, "compute"), Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, Machine(world, 2, "verify"), requester)
+    market.dataset = BLOB[:-1] + bytes([BLOB[-1] ^ 1])
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in (worker, requester):
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.FAILED)
+        assert worker.duties is not None and worker.duties.market_events["task_claimed"] == 1
+        assert Purpose.PREPARATION in market.paid(worker)
         nursery.cancel_scope.cancel()
     world.store.close()
 
