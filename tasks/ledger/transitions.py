@@ -675,7 +675,7 @@ class _Market:
         events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
         bids = bids_due(state, block.steady_ms, parameters)  # not of tasks that lose their worker below
         drawn = hold_draws(scope, lambda: emitted >= events_max)
-        for due in due_before(state, block.steady_ms, parameters.deadlines_per_block - drawn):
+        for due in due_before(state, block.steady_ms, max(1, parameters.deadlines_per_block - drawn)):
             if emitted >= events_max:
                 break
             take_due(state, due)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +30,16 @@ from tasks.ledger.audits import (
     samples_of,
 )
 from tasks.ledger.check_fund import FUND_ADDRESS, KEPT_PARTS, TASK_PARTS, bears, fund_balance
-from tasks.ledger.deadlines import Draw, Due, draws_due, due_before, schedule, schedule_draw, waits_due
+from tasks.ledger.deadlines import (
+    WINDOW_SLOTS,
+    Draw,
+    Due,
+    draws_due,
+    due_before,
+    schedule,
+    schedule_draw,
+    waits_due,
+)
 from tasks.ledger.draws import LOTS_PER_BLOCK
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -191,6 +201,22 @@ def test_as_many_draws_as_wait_delay_no_deadline_and_no_other_draw() -> None:
         assert 0 < before - len(waits_due(world.state, FAR, 2_000)) <= QUICK.deadlines_per_block // 8
         assert due not in due_before(world.state, FAR, 100)
     assert load_window(world.state, task, 0).phase == WindowPhase.SEALING
+
+
+@pytest.mark.parametrize("limit", [2, 3, 8, 256])
+def test_draws_that_wait_leave_a_deadline_in_each_block_however_few_it_has(limit: int) -> None:
+    world = World(parameters=replace(QUICK, deadlines_per_block=limit))
+    task = world.create()
+    for number in range(1, 600):
+        schedule_draw(world.state, Draw(1, task, number, 1))
+        schedule_draw(world.state, Draw(1, task, WINDOW_SLOTS + number))  # of custody, which count
+    dues = [Due(world.time_ms, bytes(12) + bytes([at]) * 20, (1 << 32) - 6) for at in range(2)]
+    for due in dues:
+        schedule(world.state, due)
+    for left in (1, 0):
+        world.block()
+        still = due_before(world.state, world.time_ms, 1_000)
+        assert sum(due in still for due in dues) <= left
 
 
 def backlog(parameters: TaskParameters, tasks: int) -> tuple[World, list[bytes]]:
