@@ -227,6 +227,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "released_moves_max": disputes.RELEASED_MOVES_MAX,
         "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
         "call_events_max": transitions.CALL_EVENTS_MAX,
+        "lane_kept_max": mempool.LANE_KEPT_MAX,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "lots_per_block": draws.LOTS_PER_BLOCK,
         "wait_doublings_max": verification.WAIT_DOUBLINGS_MAX,
