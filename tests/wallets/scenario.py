@@ -88,7 +88,7 @@ WITHOUT_CUSTODY: Final = {
 }
 """Arguments after task and window, and why they are refused: this network has no custody."""
 WITHOUT_INPUTS: Final = {
-    "keepInput": (("1", NOWHERE, NOWHERE, "0"), "custody_off"),
+    "keepInput": (("1", NOWHERE, NOWHERE), "custody_off"),
     "claimGarbage": ((NOWHERE, CHUNKS["path"], CHUNKS["chunk"]), "not_yours"),
 }
 """Arguments after the task, and why they are refused."""
@@ -518,7 +518,7 @@ class Play:
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
-            **CHUNKS,
+            "size": "1", **CHUNKS,
             "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
             "shown": "0x" + encode(plain_claim_to_value(PLAIN_CLAIM)).hex(),
