@@ -30,7 +30,7 @@ from tasks.dispute.shares import challenge_bond
 from tasks.errors import WindowUnknown
 from tasks.ledger import queries
 from tasks.ledger.check_fund import fund_balance
-from tasks.ledger.custody import custody_budget, demand_price
+from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_queries import CustodyDuty, custody_duties
 from tasks.ledger.custody_records import CustodyRecord, DemandKind, find_custody, find_terms
 from tasks.ledger.deadlines import draws_due, due_before, matches_due, waits_due
@@ -260,7 +260,11 @@ class View(Actions):
 
     def demand_custody(self, sender: bytes, custody: CustodyRecord, holder: bytes) -> Action:
         """Demand an output of a custodian, at the most that this costs."""
-        prices = (demand_price(custody, kind, _IDLE_FEE, self.parameters) for kind in DemandKind)
+        prices = (
+            demand_price(custody, kind, _IDLE_FEE, self.parameters)
+            + demand_stake(custody.bond, kind, self.parameters)
+            for kind in DemandKind
+        )
         return self.custody_demand(sender, custody.task, custody.window, holder, 2 * max(prices))
 
     def fetch_units(self, job: JobSpec) -> int:
