@@ -23,12 +23,14 @@ from tasks.claims import (
     claim_to_value,
     find_fault,
     layout_of,
+    say_divergence,
     say_fault,
 )
 from tasks.engines.dataset_layout import NodePlace
 from tasks.engines.datasets import Dataset
 from tasks.spec import Dataset as Named
 from tasks.spec import JobSpec, Model
+from tests.tasks.executor.helpers import make_diverging
 from tests.tasks.world import spec
 
 TASK: Final = b"t" * 32
@@ -164,3 +166,14 @@ def test_a_claim_of_another_form_is_no_claim(change: dict[int, object]) -> None:
         value[at] = item
     with pytest.raises(DecodeError):
         claim_from_value(value)
+
+
+def test_where_a_job_diverges_is_said_in_plain_words() -> None:
+    spec = make_diverging()
+    store = spec.program().stores["parameter/0/weight"]
+    said = say_divergence(spec, 10, store, 3, 4)
+    assert said == (
+        "training diverges in step 11: value 3, 4 of parameter/0/weight is not below 2^40; "
+        "the result is the state after 10 steps; a lower learning rate may help"
+    )
+    assert "the gradient is not below 2^100" in say_divergence(spec, 0, spec.program().probe, 0, 0)
