@@ -24,6 +24,7 @@ __all__ = [
     "TermsMismatch",
     "TooManyDeclines",
     "TooManyOpenWindows",
+    "TrialsOff",
     "WindowUnknown",
     "WrongPhase",
 ]
@@ -181,3 +182,9 @@ class CustodyRefused(ProtocolError):
     """What is sent is not what the custody of the window asks for now."""
 
     code = "custody_refused"
+
+
+class TrialsOff(ProtocolError):
+    """The genesis of this chain has no speed trials."""
+
+    code = "trials_off"

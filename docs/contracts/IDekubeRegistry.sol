@@ -55,6 +55,23 @@ interface IDekubeRegistry {
     /// @param amount Amount in 10^-18 DKB.
     function withdrawSponsor(address node, uint256 amount) external;
 
+    /// @notice Have a speed trial of the sender's machine begin.
+    function askTrial() external;
+
+    /// @notice Commit to the links of the sender's speed trial; the value sent pays its verifiers.
+    /// @param links How many links the machine has computed.
+    /// @param root The root over the states between them.
+    function commitTrial(uint32 links, bytes32 root) external payable;
+
+    /// @notice Show the links that were drawn of the sender's speed trial.
+    /// @param links The links with their paths, in CBOR.
+    function showTrial(bytes calldata links) external;
+
+    /// @notice Say whether the links of a machine's speed trial are right.
+    /// @param node The machine.
+    /// @param right 1 if they are, 0 if one is not.
+    function judgeTrial(address node, uint8 right) external;
+
     /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
     ///   carried.
     /// @param receipt The payer's newest receipt of a channel: canonical CBOR.
@@ -210,4 +227,22 @@ interface IDekubeRegistry {
     /// @param sponsor Whose it is.
     /// @param amount Amount in 10^-18 DKB.
     event SponsorReturned(address indexed node, address indexed sponsor, uint256 amount);
+
+    /// @notice A speed trial of a machine has begun.
+    /// @param node Address of the machine.
+    /// @param seed What its chain follows from.
+    /// @param width Rows and columns of its matrices.
+    /// @param until Until when it commits, in milliseconds since 1970.
+    event TrialBegun(address indexed node, bytes32 seed, uint256 width, uint256 until);
+
+    /// @notice A verifier was drawn for a speed trial.
+    /// @param node Address of the machine.
+    /// @param verifier The verifier's machine.
+    event TrialDrawn(address indexed node, address indexed verifier);
+
+    /// @notice A speed trial is over.
+    /// @param node Address of the machine.
+    /// @param rate Work units a second that it measured, 0 for none.
+    /// @param reason How it ended (market.md R48).
+    event TrialEnded(address indexed node, uint256 rate, uint256 reason);
 }

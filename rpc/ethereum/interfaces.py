@@ -122,6 +122,39 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Say that the sender's machine is on. No task is offered to it for that; updateNode does so.",
         intent="Show that a machine is on",
     ),
+    ("registry", "askTrial"): Text(
+        "Have a speed trial of the sender's machine begin.", intent="Ask for a speed trial"
+    ),
+    ("registry", "commitTrial"): Text(
+        "Commit to the links of the sender's speed trial; the value sent pays its verifiers.",
+        {"links": "How many links the machine has computed.", "root": "The root over the states between them."},
+        intent="Commit to a speed trial",
+    ),
+    ("registry", "showTrial"): Text(
+        "Show the links that were drawn of the sender's speed trial.",
+        {"links": "The links with their paths, in CBOR."},
+        intent="Show links of a speed trial",
+    ),
+    ("registry", "judgeTrial"): Text(
+        "Say whether the links of a machine's speed trial are right.",
+        {"node": "The machine.", "right": "1 if they are, 0 if one is not."},
+        intent="Judge a speed trial",
+    ),
+    ("registry", "TrialBegun"): Text(
+        "A speed trial of a machine has begun.",
+        {
+            "seed": "What its chain follows from.",
+            "width": "Rows and columns of its matrices.",
+            "until": "Until when it commits, in milliseconds since 1970.",
+        },
+    ),
+    ("registry", "TrialDrawn"): Text(
+        "A verifier was drawn for a speed trial.", {"verifier": "The verifier's machine."}
+    ),
+    ("registry", "TrialEnded"): Text(
+        "A speed trial is over.",
+        {"rate": "Work units a second that it measured, 0 for none.", "reason": "How it ended (market.md R48)."},
+    ),
     ("registry", "NodeSeen"): Text("A machine has shown that it is on."),
     ("registry", "setPayout"): Text(
         "Have a machine's earnings paid to another account; only its payout address can, at first itself or its "

@@ -37,6 +37,8 @@ class Table(IntEnum):
     """Index of matchable nodes."""
     NODE_PAST = 0x12
     """address -> record of work of a node that has retired: it has that again when its key registers again."""
+    TRIAL = 0x13
+    """address -> the speed trial of a machine, and the rate that its last one measured."""
     TASK = 0x20
     """task id -> task record."""
     TASK_INDEX = 0x21

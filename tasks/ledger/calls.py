@@ -26,6 +26,7 @@ from tasks.ledger.records import by_duty_key
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
 from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.settlement import Bonds
+from tasks.ledger.trials import measured_node
 
 __all__ = ["PRICES_KEPT", "CallPrices", "bids_due", "hold_call", "last_prices", "put_off", "was_put_off"]
 
@@ -135,7 +136,9 @@ class _Call:
             if node is not None and node.profile.roles & NodeRole.COMPUTE:
                 nodes[waker] = node
         now_ms = self.scope.block.steady_ms
-        return {address: node for address, node in nodes.items() if has_slot(node, now_ms, parameters)}, is_whole
+        free = {address: node for address, node in nodes.items() if has_slot(node, now_ms, parameters)}
+        measured = ((address, measured_node(state, node, now_ms, parameters)) for address, node in free.items())
+        return {address: node for address, node in measured if node is not None}, is_whole
 
     def _tie(self, name: bytes) -> bytes:
         return digest(b"call-tie", self.seed + name)

@@ -14,6 +14,8 @@ __all__ = [
     "RANKS",
     "SPONSOR_SLOT",
     "TASK_SLOT",
+    "TRIAL_DRAW_SLOT",
+    "TRIAL_SLOT",
     "WAKE_SLOT",
     "WINDOW_SLOTS",
     "Draw",
@@ -26,6 +28,7 @@ __all__ = [
     "schedule",
     "schedule_draw",
     "take_draw",
+    "trials_due",
     "waits_due",
     "wakes_due",
     "window_slot",
@@ -44,7 +47,17 @@ WAKE_SLOT: Final = 2**32 - 5
 """A machine changed, or its pause is over: it looks at the tasks that are parked."""
 SPONSOR_SLOT: Final = 2**32 - 6
 """What a sponsor takes back of its bond for a machine."""
-_QUEUE_OF: Final = {WAKE_SLOT: 1 << 61, FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1 << 63}
+TRIAL_SLOT: Final = 2**32 - 7
+"""A step of a machine's speed trial."""
+TRIAL_DRAW_SLOT: Final = 2**32 - 8
+"""The draw of who checks a speed trial; it has a height in the place of the time."""
+_QUEUE_OF: Final = {
+    TRIAL_DRAW_SLOT: 1 << 58,
+    TRIAL_SLOT: 1 << 57,
+    WAKE_SLOT: 1 << 61,
+    FIRST_MATCH_SLOT: 1 << 62,
+    MATCH_SLOT: 1 << 63,
+}
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
 _DRAWS: Final = 1 << 60
 """Draws of verifiers queue up by height."""
@@ -117,6 +130,11 @@ def matches_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
 def wakes_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
     """Return up to ``limit`` machines that are to look at the parked tasks, the earliest first."""
     return _due(state, WAKE_SLOT, time_ms, limit)
+
+
+def trials_due(state: Reader, slot: int, at: int, limit: int) -> list[Due]:
+    """Return up to ``limit`` steps of speed trials: due at a time, or at a height (``TRIAL_DRAW_SLOT``)."""
+    return _due(state, slot, at, limit)
 
 
 class Draw(NamedTuple):

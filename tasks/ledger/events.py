@@ -9,12 +9,12 @@ from typing import Final
 from billing import escrow
 from state.primitives.receipts import EventType
 from state.transition import epochs, slashing, staking
-from tasks.ledger import bonds, carriage, claims, custody, dockets, open_task, registry
+from tasks.ledger import bonds, carriage, claims, custody, dockets, open_task, registry, trials
 
 __all__ = ["EVENTS", "collect"]
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
-    staking, epochs, slashing, bonds, carriage, claims, custody, dockets, open_task, registry, escrow,
+    staking, epochs, slashing, bonds, carriage, claims, custody, dockets, open_task, registry, trials, escrow,
 )  # fmt: skip
 
 

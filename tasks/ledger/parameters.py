@@ -99,6 +99,15 @@ _BOUNDS: Final = {
     "custody_stake_bps": (0, _WHOLE_BPS),
     "custody_misses_per_day": (0, 1 << 16),
     "custody_demands_max": (0, 1 << 16),
+    "trial_ms": (0, 3_600_000),
+    "trial_slack_ms": (0, _MS_MAX),
+    "trial_step_ms": (1, _MS_MAX),
+    "trial_pause_ms": (1, _MS_MAX),
+    "trial_valid_ms": (6, _MS_MAX),
+    "trial_blocks": (1, 1 << 40),
+    "trial_samples": (1, 8),
+    "trial_fee": (0, 1 << 80),
+    "trial_fine": (0, 1 << 100),
     "deadlines_per_block": (2, 1024),
     "wakes_per_block": (1, 256),
 }
@@ -283,6 +292,27 @@ class TaskParameters:
     """Hand-overs without a receipt in a day, after which a machine is drawn for none, or keeps its own outputs."""
     custody_demands_max: int = 16
     """Demands of one task."""
+
+    # Speed trials
+    trial_ms: int = 0
+    """Time that a machine computes in a speed trial; 0: the chain has none, and what machines say counts."""
+    trial_slack_ms: int = 3_000
+    """Of the time from its begin to its commitment, what blocks and lines may take and does not count."""
+    trial_step_ms: int = MINUTE_MS
+    """Time to commit after the end of a trial, to show links, and to judge them."""
+    trial_pause_ms: int = HOUR_MS
+    """From the begin of a trial to the next one."""
+    trial_valid_ms: int = 24 * HOUR_MS
+    """A machine whose rate was measured longer ago is offered no task."""
+    trial_blocks: int = 28_800
+    """In one of so many blocks a machine is drawn for a trial: each eight hours, in the mean."""
+    trial_samples: int = 4
+    """Links of a trial that are checked."""
+    trial_fee: int = 5 * 10**14
+    """Pay of the verifier of a trial; the machine pays it twice, for a second one."""
+    trial_fine: int = 5 * 10**16
+    """Burned of the bond of a machine that does not show what it committed to, or whose links are wrong, and of a
+    verifier that said so of right ones."""
 
     # Blocks
     deadlines_per_block: int = 256

@@ -43,6 +43,7 @@ from tasks.ledger.settlement import (
     release_holds,
     window_work_ms,
 )
+from tasks.ledger.trials import measured_node, measured_rate
 from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
@@ -184,6 +185,9 @@ def wake(scope: Scope, address: bytes) -> None:
         return
     if not has_slot(node, scope.block.steady_ms, scope.parameters):
         return
+    node = measured_node(scope.state, node, scope.block.steady_ms, scope.parameters)
+    if node is None:  # it looks when its speed was measured
+        return
     most = min(WAKES_MAX, free_slots(node, scope.parameters) + 1)
     for task_id in list(parked_for(scope.state, node.profile, seed)):
         case = Case.load(scope, task_id)
@@ -231,9 +235,10 @@ def assign(case: Case, worker: bytes, price: int) -> None:
     record = case.record
     node = registry.require_node(case.state, worker)
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
+    rate = measured_rate(case.state, node, case.now, case.parameters) or 0
     case.advance(Event.ASSIGN, Reason.MATCHED)
     case.change(
-        worker=worker, price_per_tera_unit=price, rate=node.profile.rate, busy=1, assigned_ms=case.now,
+        worker=worker, price_per_tera_unit=price, rate=rate, busy=1, assigned_ms=case.now,
         deadline_ms=case.now + case.parameters.accept_ms, own_from=record.next_window, open_charge=0,
         base_fee=case.scope.block.base_fee,
         is_new=int(Bonds(case.spec, record.next_window, case.parameters).is_new(node, price)),

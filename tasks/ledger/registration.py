@@ -48,6 +48,7 @@ from tasks.ledger.registry import (
     wake_at,
 )
 from tasks.ledger.reputation import fade
+from tasks.ledger.trials import forget_trial, on_change
 
 __all__ = [
     "heartbeat",
@@ -145,6 +146,7 @@ def register(
     node = _with_payout(fade(node, block.steady_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
+    on_change(state, None, node, block.steady_ms, parameters)
     if is_found(node, parameters):  # others would take the turns of those that can be given a task
         wake_at(state, node, block.steady_ms)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
@@ -182,6 +184,7 @@ def update(
     node = _with_payout(node, emit)
     save_node(state, node)
     index(state, node, parameters)
+    on_change(state, before, node, block.steady_ms, parameters)
     if is_found(node, parameters):  # others would take the turns of those that can be given a task
         wake_at(state, node, block.steady_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
@@ -276,6 +279,7 @@ def on_node_due(
     if node.leaves_ms:
         cancel(state, Due(node.leaves_ms, node_subject(address), SPONSOR_SLOT))
     _save_past(state, node)
+    forget_trial(state, address)
     remove_node(state, address)
     emit(RETIRED(address, 1))
 

@@ -37,6 +37,7 @@ __all__ = [
     "bond_id",
     "bond_vault",
     "candidates",
+    "candidates_within",
     "fine_node",
     "grown",
     "index",
@@ -357,6 +358,21 @@ def candidates(state: Reader, role: NodeRole, seed: bytes, limit: int) -> list[N
     keys = [key for key, _ in state.scan(start, stop, limit)]
     if len(keys) < limit:
         keys += [key for key, _ in state.scan(first, start, limit - len(keys))]
+    return [require_node(state, key[-ADDRESS_BYTES:]) for key in keys]
+
+
+def candidates_within(
+    state: Reader, role: NodeRole, seed: bytes, width: int, limit: int
+) -> list[NodeRecord]:  # fmt: skip
+    """Return up to ``limit`` nodes of ``role`` in a part of the index: ``width`` of 2^64, from a drawn place on.
+
+    A node is in it with that chance, however many there are.
+    """
+    first, stop = _INDEX + bytes([role]), _INDEX + bytes([role + 1])
+    place = int.from_bytes(seed[:_SPREAD_BYTES], "big")
+    end = place + width
+    ends = first + end.to_bytes(_SPREAD_BYTES, "big") if end < 1 << 8 * _SPREAD_BYTES else stop
+    keys = [key for key, _ in state.scan(first + seed[:_SPREAD_BYTES], ends, limit)]
     return [require_node(state, key[-ADDRESS_BYTES:]) for key in keys]
 
 

@@ -67,6 +67,8 @@ from tasks.ledger.settlement import (
     close_escrow,
     pay_cancelled,
 )
+from tasks.ledger.trial_transitions import trial_rules
+from tasks.ledger.trials import step_trials
 from tasks.ledger.verification import (
     decline_seat,
     demand,
@@ -701,6 +703,7 @@ class _Market:
                 on_window_due(case, due.slot - 1)
             case.save()
         is_full = emitted > CALL_EVENTS_MAX and events_max > CALL_EVENTS_MAX
+        step_trials(state, block, count, parameters)
         for due in wakes_due(state, block.steady_ms, wakes):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
@@ -744,7 +747,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
     of_case = *claim_rules(market.case), *dispute_rules(market.case), *custody_rules(market.case)
-    others = *bond_rules(parameters), *of_case
+    others = *bond_rules(parameters), *of_case, *trial_rules(parameters)
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 
 

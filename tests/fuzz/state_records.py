@@ -19,7 +19,17 @@ from state.view.accounts import Account, issued, load_account, save_account, set
 from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
-from tasks.ledger import calls, carriage, claims, custody_records, disputes, records, registration, registry
+from tasks.ledger import (
+    calls,
+    carriage,
+    claims,
+    custody_records,
+    disputes,
+    records,
+    registration,
+    registry,
+    trials,
+)
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
@@ -247,6 +257,33 @@ def state_records(
             lambda state: state.put(bytes([Table.CALL]), encode([1_000])),
             lambda state: calls.bids_due(state, 10_000, TaskParameters()),
             ("tasks.ledger.calls:_last_call_ms",),
+        ),
+        "speed trial": StateRecord(
+            lambda state: state.put(
+                bytes([Table.TRIAL]) + WHO,
+                encode(
+                    [
+                        4,
+                        9,
+                        1_000,
+                        2_000,
+                        b"s" * 32,
+                        64,
+                        30,
+                        b"r" * 32,
+                        10_000,
+                        b"l" * 32,
+                        b"b" * 128,
+                        [b"v" * 20],
+                        b"v" * 20,
+                        10**9,
+                        900,
+                        1,
+                    ]
+                ),
+            ),
+            lambda state: trials.find_trial(state, WHO),
+            ("tasks.ledger.trials:find_trial", "tasks.ledger.trials:_trial"),
         ),
         "call that was put off": StateRecord(
             lambda state: calls.put_off(state, 7),

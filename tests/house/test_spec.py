@@ -52,6 +52,7 @@ from state.transition import errors as transition
 from state.view.tables import Table
 from tasks import claims, proofs
 from tasks import spec as specification
+from tasks import trials as speed
 from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
@@ -68,6 +69,7 @@ from tasks.ledger import (
     reruns,
     settlement,
     transitions,
+    trials,
     verification,
 )
 from tasks.ledger import calls as market_calls
@@ -226,6 +228,11 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "forgotten_disputes_max": disputes.FORGOTTEN_MAX,
         "released_moves_max": disputes.RELEASED_MOVES_MAX,
         "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
+        "trial_record_bytes_max": trials.TRIAL_LIMIT_BYTES,
+        "trials_per_block_max": trials.TRIALS_PER_BLOCK_MAX,
+        "trial_checks_max": trials.CHECKS_MAX,
+        "trial_links_max": speed.LINKS_MAX,
+        "trial_links_wanted": speed.LINKS_WANTED,
         "call_events_max": transitions.CALL_EVENTS_MAX,
         "lane_kept_max": mempool.LANE_KEPT_MAX,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,

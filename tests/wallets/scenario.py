@@ -92,9 +92,16 @@ WITHOUT_INPUTS: Final = {
     "claimGarbage": ((NOWHERE, CHUNKS["path"], CHUNKS["chunk"]), "not_yours"),
 }
 """Arguments after the task, and why they are refused."""
+WITHOUT_TRIALS: Final = {
+    "askTrial": ((), "trials_off"),
+    "commitTrial": (("1", NOWHERE), "wrong_phase"),
+    "showTrial": (("0x" + encode([[0, _HASH, _HASH, [], []]]).hex(),), "wrong_phase"),
+    "judgeTrial": ((NOWHERE[:42], "1"), "wrong_phase"),
+}
+"""Arguments, and why they are refused: this network has no speed trials."""
 NEVER_DONE: Final = frozenset((
     "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL,
-    *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
+    *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY, *WITHOUT_TRIALS,
 ))  # fmt: skip
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
@@ -437,6 +444,8 @@ class Play:
             await self._write_in_vain(job.requester, name, self._task, "0", reason=reason)
         for name, (args, reason) in (WITHOUT_DISPUTE | WITHOUT_CUSTODY).items():
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
+        for name, (args, reason) in WITHOUT_TRIALS.items():
+            await self._write_in_vain(job.requester, name, *args, reason=reason)
         await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="custody_off")
         for name, (args, reason) in WITHOUT_INPUTS.items():
             await self._write_in_vain(job.requester, name, self._task, *args, reason=reason)

@@ -24,7 +24,14 @@ from tasks.custody.keys import KeyProof, key_proof_to_value
 from tasks.custody.layout import LeafEvidence, PlainChunk, leaf_evidence_to_value, plain_chunk_to_value
 from tasks.dispute.moves import Pick, encode_move
 from tasks.engines.dataset_layout import NodePlace
-from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
+from tasks.ledger import (
+    bonds,
+    claim_transitions,
+    custody_transitions,
+    dispute_transitions,
+    transitions,
+    trial_transitions,
+)
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.lifecycle import Reason
@@ -148,6 +155,10 @@ PAYLOADS = (
     ),
     payload(custody_transitions.CLAIM_KEYED, [claim_to_value(CLAIM), b"k" * 32, key_proof_to_value(KEY_PROOF)]),
     payload(custody_transitions.CLAIM_PLAIN, [plain_claim_to_value(PLAIN_CLAIM)]),
+    payload(trial_transitions.ASK_TRIAL, []),
+    payload(trial_transitions.COMMIT_TRIAL, [5, b"r" * 32, 7]),
+    payload(trial_transitions.SHOW_TRIAL, [[[1, b"b" * 32, b"a" * 32, [b"s" * 32], [b"s" * 32]]]]),
+    payload(trial_transitions.JUDGE_TRIAL, [b"m" * 20, 1]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

@@ -276,6 +276,8 @@ def targets() -> Iterator[tuple[str, Target]]:
                     "claimed", "keyed", "plain",
                 )
             ),
+            *(f"tasks.ledger.trial_transitions:_decode_{name}" for name in ("nothing", "commit", "show", "judge")),
+            "tasks.trials:shown_from_value",
             "tasks.ledger.claim_transitions:_decode_input",
             "tasks.ledger.claim_transitions:_decode_diverged",
             "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",

@@ -86,6 +86,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
 from tasks.programs.divergence import Divergence
 from tasks.proofs import (
     Break,
@@ -102,6 +103,7 @@ from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
+from tests.tasks.ledger.test_trials import TRIALS, play_trials
 from tests.tasks.strays import CLAIM, STRAY, crooked_job, stray_job
 from tests.tasks.test_codecs import OPENING, PROFILE
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
@@ -190,6 +192,10 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     REVEAL_MISMATCH: st.builds(
         lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
     ),
+    ASK_TRIAL: st.just([]),
+    COMMIT_TRIAL: st.builds(lambda root, amount: [9, root, amount], hashes, amounts),
+    SHOW_TRIAL: st.builds(lambda before, after: [[[3, before, after, [after], []]]], hashes, hashes),
+    JUDGE_TRIAL: st.builds(lambda right: [ALICE.address, right], st.integers(0, 1)),
     END_CUSTODY: st.builds(lambda task, window: [task, window], hashes, outputs),
     KEEP_INPUT: st.builds(
         lambda root, size, amount: [root, size, root, root, amount], hashes, st.integers(1, 2**42 - 1), amounts
@@ -277,7 +283,7 @@ def runtime_of(parameters: TaskParameters) -> Runtime:
     return make_runtime(replace(genesis(), parameters=tuple(sorted((*genesis().parameters, *given)))))
 
 
-QUICK_RUNTIME, KEPT_RUNTIME = runtime_of(QUICK), runtime_of(KEPT)
+QUICK_RUNTIME, KEPT_RUNTIME, TRIAL_RUNTIME = map(runtime_of, (QUICK, KEPT, TRIALS))
 
 
 @pytest.mark.parametrize(
@@ -353,6 +359,19 @@ class KeptForms(Compared, KeptWorld):
 
 
 CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, CLAIM_KEYED + 1))
+TRIAL_KINDS: Final = frozenset((ASK_TRIAL, COMMIT_TRIAL, SHOW_TRIAL, JUDGE_TRIAL))
+
+
+class TrialForms(Compared):
+    """The market with speed trials."""
+
+    runtime = TRIAL_RUNTIME
+
+
+def test_both_forms_of_what_succeeds_in_speed_trials_leave_the_same_state_events_and_fee() -> None:
+    world = TrialForms(parameters=TRIALS)
+    play_trials(world)
+    assert world.succeeded >= TRIAL_KINDS
 
 
 def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_fee() -> None:
@@ -476,7 +495,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     for kind, payload in last:
         world.state = world.compare(ALICE.address, kind, payload)
         world.nonces[ALICE.address] = world.nonces.get(ALICE.address, 0) + 1
-    assert world.succeeded == QUICK_RUNTIME.rules.keys() - CUSTODY_KINDS
+    assert world.succeeded == QUICK_RUNTIME.rules.keys() - CUSTODY_KINDS - TRIAL_KINDS
 
 
 def test_a_call_to_an_account_is_a_transfer_and_its_data_is_not_read() -> None:

@@ -38,7 +38,14 @@ from tasks.dispute.moves import (
     encode_move,
 )
 from tasks.engines.dataset_layout import NodePlace
-from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
+from tasks.ledger import (
+    bonds,
+    claim_transitions,
+    custody_transitions,
+    dispute_transitions,
+    transitions,
+    trial_transitions,
+)
 from tasks.ledger.custody_records import load_custody
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
@@ -77,10 +84,12 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.spec import Model, decode_spec, encode_spec
+from tasks.trials import LINKS_MAX, SAMPLES_MAX, ShownLink, shown_to_value
 from tests.ethereum import sign_dynamic
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
+from tests.tasks.ledger.test_trials import play_trials
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
@@ -204,6 +213,14 @@ def largest(kind: int) -> list[Value]:
             chunk = BlobChunk((1 << 23) - 1, b"c" * BLOB_CHUNK_BYTES, (h,) * 9)
             place = NodePlace(1, 3, 1 << 34)
             return [claim_to_value(InputClaim(task, Fault.NODE, place, 1 << 35, h, (h,) * 66, (chunk,) * 4))]
+        case trial_transitions.ASK_TRIAL:
+            return []
+        case trial_transitions.COMMIT_TRIAL:
+            return [LINKS_MAX, h, amount]
+        case trial_transitions.SHOW_TRIAL:
+            return [[shown_to_value(ShownLink(LINKS_MAX - 1, h, h, (h,) * 17, (h,) * 17))] * SAMPLES_MAX]
+        case trial_transitions.JUDGE_TRIAL:
+            return [b"m" * 20, 1]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case bonds.SET_TERMS:
@@ -243,6 +260,7 @@ def check(dearest: dict[int, int]) -> None:
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
+    play_trials()
     for seed in range(4):
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind

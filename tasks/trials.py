@@ -1,0 +1,151 @@
+"""Speed trials: the program of a link, the chain of links, and what a machine shows of it (market.md 3.6). Pure.
+
+A trial is a chain of links. Each is a program of products of matrices that follow from the state before, 32 bytes;
+its result gives the state after. So the links of a chain cannot be computed at the same time, and who checks one
+of them needs nothing but its state before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
+from tasks.programs.builder import Builder
+from tasks.programs.program import Computation, Source, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = [
+    "LINKS_MAX", "SAMPLES_MAX", "WIDTHS", "ShownLink", "first_state", "link_program", "link_units", "next_state",
+    "positions_of", "root_of", "show", "shown_from_value", "shown_to_value", "shows", "width_of",
+]  # fmt: skip
+
+WIDTHS: Final = (64, 128, 256, 512, 1024, 2048, 4096)
+"""Rows and columns of the matrices of a link."""
+LINKS_WANTED: Final = 64
+"""A width is chosen so that a machine as fast as it claims does at least so many links."""
+LINKS_MAX: Final = 1 << 16
+SAMPLES_MAX: Final = 8
+"""Links of a trial that are checked, at most."""
+PRODUCTS: Final = 3
+"""Products of a link, one after the other."""
+BITS: Final = 15
+SHIFT: Final = 8
+LEFT, RIGHT = "left", "right"
+_SIBLINGS_MAX: Final = LINKS_MAX.bit_length()
+
+
+class ShownLink(NamedTuple):
+    """A link with its states before and after, and the path of each to the root of the chain."""
+
+    position: int
+    before: bytes
+    after: bytes
+    siblings_before: tuple[bytes, ...]
+    siblings_after: tuple[bytes, ...]
+
+
+@lru_cache(maxsize=len(WIDTHS))
+def link_program(width: int) -> Computation:
+    """Return the program of a link: three products with one matrix, and the sums of the positive values of rows.
+
+    The last step reads each value of the last product, and is not linear: no product can be left out.
+    """
+    kind = TensorType(ElementType.UINT8, width, width)
+    builder = Builder([Source(SourceKind.DATA, LEFT, kind), Source(SourceKind.DATA, RIGHT, kind)])
+    half = builder.constant(0.5)
+    left, right = (
+        builder.call(
+            "subtract",
+            builder.call("scale_bytes", builder.source(SourceKind.DATA, name), attributes=(SHIFT,)),
+            half,
+        )
+        for name in (LEFT, RIGHT)
+    )
+    for _ in range(PRODUCTS):
+        left = builder.contract(left, right, BITS)
+    positive = builder.call("select", left, left, builder.constant(0.0))
+    return builder.computation(builder.row_sum(positive))
+
+
+def link_units(width: int) -> int:
+    """Return the work units of a link."""
+    return link_program(width).units
+
+
+def width_of(rate: int, trial_ms: int) -> int:
+    """Return the widest link of which a machine with ``rate`` units a second does ``LINKS_WANTED`` in time."""
+    units = rate * trial_ms // 1000
+    return max((width for width in WIDTHS if LINKS_WANTED * link_units(width) <= units), default=WIDTHS[0])
+
+
+def first_state(seed: bytes) -> bytes:
+    """Return the state before the first link of a trial."""
+    return digest(b"trial-first", seed)
+
+
+def next_state(before: bytes, result: bytes) -> bytes:
+    """Return the state after a link: ``result`` are the bytes of its program's result."""
+    return digest(b"trial-link", before + result)
+
+
+def root_of(states: Sequence[bytes]) -> bytes:
+    """Return the root over the states of a chain, one more than its links."""
+    return merkle_root(states)
+
+
+def positions_of(lot: bytes, links: int, samples: int) -> tuple[int, ...]:
+    """Return the different links that are checked, ascending; ``lot`` are 32 bytes that nobody chose."""
+    if links <= samples:
+        return tuple(range(links))
+    drawn: list[int] = []
+    number = 0
+    while len(drawn) < samples:
+        at = int.from_bytes(digest(b"trial-sample", lot + number.to_bytes(8, "big")), "big") % links
+        number += 1
+        if at not in drawn:
+            drawn.append(at)
+    return tuple(sorted(drawn))
+
+
+def show(states: Sequence[bytes], position: int) -> ShownLink:
+    """Return a link of a chain with its paths."""
+    before, after = (merkle_proof(states, at).siblings for at in (position, position + 1))
+    return ShownLink(position, states[position], states[position + 1], before, after)
+
+
+def shows(link: ShownLink, root: bytes, links: int, seed: bytes) -> bool:
+    """Tell whether a shown link stands under the root of a chain of ``links``, which begins as the trial says."""
+    if not 0 <= link.position < links or (link.position == 0 and link.before != first_state(seed)):
+        return False
+    ends = (
+        (link.position, link.before, link.siblings_before),
+        (link.position + 1, link.after, link.siblings_after),
+    )
+    return all(verify_merkle_proof(root, state, MerkleProof(at, links + 1, path)) for at, state, path in ends)
+
+
+def shown_to_value(link: ShownLink) -> Value:
+    """Return a shown link as a codec value."""
+    return [link.position, link.before, link.after, list(link.siblings_before), list(link.siblings_after)]
+
+
+def _hashes(values: list[Any]) -> tuple[bytes, ...]:
+    if len(values) > _SIBLINGS_MAX or not all(type(at) is bytes and len(at) == HASH_BYTES for at in values):
+        raise DecodeError("not the path of a state")
+    return tuple(values)
+
+
+def shown_from_value(value: Any) -> ShownLink:
+    """Return the shown link of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [int(position), bytes(before), bytes(after), list(first), list(second)] if (
+            0 <= position < LINKS_MAX and len(before) == len(after) == HASH_BYTES
+        ):
+            return ShownLink(position, before, after, _hashes(first), _hashes(second))
+        case _:
+            raise DecodeError("[position, state before, state after, path, path] expected")

@@ -1,0 +1,313 @@
+"""Speed trials: what measures a machine's rate, who checks it, what a lie costs, and what a flood delays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from state.primitives.codec import Value
+from state.view.accounts import balance_of
+from tasks.engines.arrays import NumpyArrays
+from tasks.engines.trial_runs import LinkRunner
+from tasks.ledger.check_fund import fund_balance
+from tasks.ledger.deadlines import TRIAL_SLOT, trials_due
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.parameters import DAY_MS
+from tasks.ledger.registry import NodeRole, require_node
+from tasks.ledger.transitions import RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
+from tasks.ledger.trials import TRIALS_PER_BLOCK_MAX, TrialPhase, TrialRecord, find_trial, measured_rate
+from tasks.trials import first_state, link_units, positions_of, root_of, show, shown_to_value
+from tests.tasks.world import DKB, QUICK, World, spec
+
+WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
+TRIALS: Final = replace(
+    QUICK, trial_ms=10_000, trial_slack_ms=3_000, trial_step_ms=20_000, trial_pause_ms=600_000,
+    trial_valid_ms=DAY_MS, trial_blocks=1 << 40, trial_fine=DKB // 100, late_fines_per_day_max=DKB,
+)  # fmt: skip
+"""No trial begins by lot."""
+RATE: Final = 4 * 10**7
+"""Of machines that do a few links in a trial."""
+WIDTH: Final = 64
+LINKS: Final = RATE * TRIALS.trial_ms // 1000 // link_units(WIDTH)
+
+
+@dataclass
+class Trialists:
+    """Machines that do what trials ask of them: honest unless a way to cheat is given."""
+
+    world: World
+    links: dict[bytes, int] = field(default_factory=dict)
+    """How many links a machine does in a trial."""
+    late_ms: dict[bytes, int] = field(default_factory=dict)
+    cheats: dict[bytes, Callable[[list[bytes]], list[bytes]]] = field(default_factory=dict)
+    liars: set[bytes] = field(default_factory=set)
+    """Verifiers that say the reverse of what they find."""
+    silent: set[bytes] = field(default_factory=set)
+    chains: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+    def trial(self, machine: bytes) -> TrialRecord:
+        record = find_trial(self.world.state, machine)
+        assert record is not None
+        return record
+
+    def act(self, machine: bytes) -> None:
+        world, record = self.world, self.trial(machine)
+        if machine in self.silent:
+            return
+        ready_ms = record.begun_ms + world.parameters.trial_ms + self.late_ms.get(machine, 0)
+        if record.phase is TrialPhase.RUNNING and world.time_ms >= ready_ms:
+            links = self.links.get(machine, LINKS)
+            runner, chain = LinkRunner(record.seed, record.width, NumpyArrays()), [first_state(record.seed)]
+            while len(chain) <= links:
+                chain.append(runner.run(chain[-1]))
+            self.chains[machine] = self.cheats[machine](chain) if machine in self.cheats else chain
+            states = self.chains[machine]
+            commit: list[Value] = [len(states) - 1, root_of(states), 2 * world.parameters.trial_fee]
+            assert world.send(machine, COMMIT_TRIAL, commit) is None
+        elif record.phase is TrialPhase.SHOWING:
+            states = self.chains[machine]
+            wanted = positions_of(record.lot, record.links, world.parameters.trial_samples)
+            shown = [shown_to_value(show(states, at)) for at in wanted]
+            assert world.send(machine, SHOW_TRIAL, [shown]) is None
+        elif record.phase is TrialPhase.JUDGING and record.verifier not in self.silent:
+            runner = LinkRunner(record.seed, record.width, NumpyArrays())
+            parts = [record.shown[at : at + 32] for at in range(0, len(record.shown), 32)]
+            is_right = all(
+                runner.run(before) == after for before, after in zip(parts[::2], parts[1::2], strict=True)
+            )
+            word = int(is_right != (record.verifier in self.liars))
+            assert world.send(record.verifier, JUDGE_TRIAL, [machine, word]) is None
+
+    def run(self, machine: bytes, blocks: int = 120) -> TrialRecord:
+        """Go on until the trial of a machine is over."""
+        was = False
+        for _ in range(blocks):
+            self.world.block()
+            self.act(machine)
+            is_idle = self.trial(machine).phase is TrialPhase.IDLE
+            if was and is_idle:
+                return self.trial(machine)
+            was = was or not is_idle
+        raise AssertionError(f"not within {blocks} blocks: {self.trial(machine)}")
+
+
+def market(verifiers: int = 3) -> tuple[World, Trialists, bytes]:
+    world = World(parameters=TRIALS)
+    for at in range(verifiers):
+        world.add_machine(90 + at, roles=CHECK)
+    machine = world.add_machine(1, roles=WORK, rate=RATE)
+    return world, Trialists(world), machine
+
+
+def play_trials(world: World | None = None) -> World:
+    """Play a trial that is asked for, and its check."""
+    world = world or World(parameters=TRIALS)
+    world.add_machine(90, roles=CHECK)
+    machine = world.add_machine(1, roles=WORK, rate=RATE)
+    trialists = Trialists(world)
+    trialists.run(machine)
+    world.block(TRIALS.trial_pause_ms)
+    assert world.send(machine, ASK_TRIAL, []) is None
+    assert trialists.run(machine).is_checked
+    return world
+
+
+def rate_of(world: World, machine: bytes) -> int | None:
+    return measured_rate(world.state, require_node(world.state, machine), world.time_ms, world.parameters)
+
+
+def bond_of(world: World, machine: bytes) -> int:
+    return require_node(world.state, machine).bond
+
+
+def test_a_machine_is_matched_when_its_speed_was_measured_and_checked() -> None:
+    world, trialists, machine = market()
+    task = world.create(spec(match_ms=3_600_000))
+    for _ in range(3):
+        world.block()
+    assert world.task(task).phase == Phase.MATCHING and rate_of(world, machine) is None
+    before = balance_of(world.state, machine)
+    record = trialists.run(machine)
+    assert record.is_checked and record.rate == LINKS * link_units(WIDTH) // 10
+    assert rate_of(world, machine) == min(RATE, record.rate)
+    assert before - balance_of(world.state, machine) == 2 * TRIALS.trial_fee
+    for _ in range(4):
+        world.block()
+    assert world.task(task).worker == machine
+    assert world.task(task).rate == record.rate, "deadlines follow what was measured"
+
+
+def test_a_claim_of_four_times_the_speed_is_cut_to_what_was_measured() -> None:
+    world, trialists, machine = market()
+    liar = world.add_machine(2, roles=WORK, rate=4 * RATE)
+    record = trialists.run(liar)
+    assert record.is_checked and rate_of(world, liar) == record.rate <= RATE < 4 * RATE
+    assert bond_of(world, liar) == bond_of(world, machine), "what was claimed costs nothing by itself"
+
+
+def forged(states: list[bytes]) -> list[bytes]:
+    """Three links that were never computed for each that was."""
+    return [states[0], *(bytes([at]) * 32 for at in range(3 * len(states))), *states[1:]]
+
+
+def test_links_that_were_not_computed_cost_a_fine_a_failure_and_the_rate() -> None:
+    """A liar that claims four times its links: four are drawn, so one in 256 such trials would pass."""
+    world, trialists, liar = market()
+    trialists.cheats[liar] = forged
+    world.fund(liar, DKB)
+    node = require_node(world.state, liar)
+    assert world.send(liar, UPDATE_NODE, node_payload(node.profile, DKB)) is None
+    bond = bond_of(world, liar)
+    record = trialists.run(liar)
+    assert (record.rate, record.is_checked) == (0, 0) and rate_of(world, liar) is None
+    assert bond - bond_of(world, liar) == TRIALS.trial_fine
+    assert require_node(world.state, liar).bad == 1
+    assert world.send(liar, ASK_TRIAL, []) == "nothing_due", "the next one comes after a pause"
+
+
+def test_who_shows_nothing_of_what_it_committed_to_is_fined_as_for_a_wrong_link() -> None:
+    world, trialists, liar = market()
+    while trialists.trial(liar).phase is not TrialPhase.DRAWING:
+        world.block()
+        trialists.act(liar)
+    trialists.silent.add(liar)
+    record = trialists.run(liar)
+    assert record.rate == 0 and require_node(world.state, liar).bad == 1
+
+
+def test_time_beyond_the_slack_counts_so_slow_work_is_no_faster_for_more_links() -> None:
+    """Who computes for 30 s instead of 10 has three times the links, and the same rate."""
+    _, trialists, slow = market()
+    trialists.links[slow], trialists.late_ms[slow] = 2 * LINKS, 13_000
+    record = trialists.run(slow)
+    assert record.counted_ms >= 20_000 and record.rate <= LINKS * link_units(WIDTH) // 10
+
+
+def test_a_verifier_alone_takes_no_rate_away_and_pays_for_a_false_word() -> None:
+    world, trialists, machine = market(verifiers=2)
+    world.parameters = TRIALS
+    for _ in range(60):
+        world.block()
+        trialists.act(machine)
+        record = trialists.trial(machine)
+        if record.verifier:
+            trialists.liars = {record.verifier}
+            break
+    (liar,) = trialists.liars
+    record = trialists.run(machine)
+    assert record.is_checked and record.rate
+    assert require_node(world.state, liar).bad == 1 and require_node(world.state, machine).bad == 0
+
+
+def test_silent_verifiers_are_replaced_and_a_machine_without_a_partner_has_an_unchecked_rate() -> None:
+    _, trialists, machine = market(verifiers=2)
+    trialists.silent = {bytes([at]) * 20 for at in (90, 91)}
+    record = trialists.run(machine)
+    assert record.rate and not record.is_checked
+    alone, others, lone = market(verifiers=0)
+    record = others.run(lone)
+    assert record.rate and not record.is_checked
+    task = alone.create(spec())
+    alone.block()
+    assert alone.task(task).phase == Phase.MATCHING, "nobody could check its windows either"
+
+
+def test_a_rate_expires_and_is_measured_again_before_that() -> None:
+    world, trialists, machine = market()
+    first = trialists.run(machine)
+    world.block(DAY_MS * 4 // 5)
+    assert rate_of(world, machine) is not None and trialists.trial(machine).phase is TrialPhase.IDLE
+    world.block(DAY_MS // 20)
+    second = trialists.run(machine)
+    assert second.measured_ms > first.measured_ms + DAY_MS * 4 // 5
+    trialists.silent.add(machine)
+    world.block(DAY_MS * 21 // 25)
+    missed = trialists.run(machine)
+    assert missed.rate == 0 and rate_of(world, machine) is None, "who is not there for a trial has no rate"
+
+
+def test_trials_begin_by_lot_whoever_else_there_is_and_nobody_knows_when() -> None:
+    """A borrowed machine would have to stand by all the time. Begins are a share of all blocks."""
+    world = World(parameters=replace(TRIALS, trial_blocks=20, trial_pause_ms=1, trial_valid_ms=1 << 40))
+    trialists = Trialists(world)
+    machines = [world.add_machine(at + 1, roles=WORK, rate=RATE) for at in range(4)]
+    trialists.silent = set(machines)
+    for _ in range(40):
+        world.block()
+    begun = {machine: set[int]() for machine in machines}
+    for _ in range(400):
+        world.block()
+        for machine in machines:
+            begun[machine].add(trialists.trial(machine).begun_ms)
+    assert all(3 < len(times) < 16 for times in begun.values()), "one in 20 blocks, and a trial takes 30"
+    assert len({frozenset(times) for times in begun.values()}) == len(machines)
+
+
+def test_a_flood_of_machines_delays_trials_and_no_block_does_more_of_them() -> None:
+    world, trialists, machine = market()
+    trialists.run(machine)
+    before = rate_of(world, machine)
+    flood = [world.add_machine(at, roles=WORK, rate=RATE) for at in range(10, 70)]
+    begun = []
+    for _ in range(10):
+        was = len(trials_due(world.state, TRIAL_SLOT, world.time_ms, 1_000))
+        world.block()
+        begun.append(was - len(trials_due(world.state, TRIAL_SLOT, world.time_ms - 1_000, 1_000)))
+    assert max(begun) <= TRIALS_PER_BLOCK_MAX and sum(begun) >= len(flood)
+    assert rate_of(world, machine) == before, "a rate that was measured outlasts what others queue for"
+
+
+def test_prices_versions_and_lower_rates_begin_no_trial_and_a_higher_rate_does() -> None:
+    world, trialists, machine = market()
+    trialists.run(machine)
+    world.block(TRIALS.trial_pause_ms)
+    profile = require_node(world.state, machine).profile
+    for same in (profile._replace(price_per_tera_unit=7), profile._replace(rate=RATE // 2)):
+        assert world.send(machine, UPDATE_NODE, node_payload(same, 0)) is None
+        world.block()
+        assert trialists.trial(machine).phase is TrialPhase.IDLE
+    assert world.send(machine, UPDATE_NODE, node_payload(profile._replace(rate=2 * RATE), 0)) is None
+    world.block()
+    assert trialists.trial(machine).phase is TrialPhase.RUNNING
+
+
+def test_a_machine_that_retires_leaves_no_trial_behind() -> None:
+    world, trialists, machine = market()
+    while trialists.trial(machine).phase is not TrialPhase.DRAWING:
+        world.block()
+        trialists.act(machine)
+    assert world.send(machine, RETIRE_NODE, []) is None
+    for _ in range(3):
+        world.block(TRIALS.retire_ms)
+    assert find_trial(world.state, machine) is None
+
+
+def test_what_is_sent_at_another_time_or_by_others_is_refused() -> None:
+    world, trialists, machine = market()
+    assert world.send(machine, COMMIT_TRIAL, [1, b"r" * 32, 2 * TRIALS.trial_fee]) == "wrong_phase"
+    world.block()
+    assert world.send(machine, COMMIT_TRIAL, [1, b"r" * 32, 1]) == "payment_missing"
+    assert world.send(machine, SHOW_TRIAL, [[[0, b"s" * 32, b"s" * 32, [], []]]]) == "wrong_phase"
+    assert world.send(machine, ASK_TRIAL, []) == "wrong_phase"
+    assert world.send(bytes([90]) * 20, JUDGE_TRIAL, [machine, 1]) == "wrong_phase"
+    while trialists.trial(machine).phase is not TrialPhase.SHOWING:
+        trialists.act(machine)
+        world.block()
+    first = show(trialists.chains[machine], 0)
+    for links in ([first], [first._replace(after=b"x" * 32)] * 4):
+        assert world.send(machine, SHOW_TRIAL, [[shown_to_value(link) for link in links]]) == "bad_evidence"
+    trialists.act(machine)
+    assert trialists.trial(machine).phase is TrialPhase.JUDGING
+    assert world.send(machine, JUDGE_TRIAL, [machine, 1]) == "not_yours"
+    quiet = World()
+    quiet.add_machine(1, roles=WORK)
+    assert quiet.send(bytes([1]) * 20, ASK_TRIAL, []) == "trials_off"
+
+
+def test_the_check_fund_has_no_less_after_a_trial_than_before() -> None:
+    world, trialists, machine = market()
+    before = fund_balance(world.state)
+    trialists.run(machine)
+    assert fund_balance(world.state) == before + TRIALS.trial_fee
