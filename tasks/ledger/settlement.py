@@ -162,6 +162,19 @@ def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
         raise CheckTooDear(f"an audit of a window runs again what costs {cost}, the check fund bears {most}")
 
 
+def _worth(units: int, limit: int, charge: int, parameters: TaskParameters) -> int:
+    """Return what audits of a window follow: its price ``charge``, and a part of its price at the job's ``limit``.
+
+    Otherwise who asks nearly nothing is hardly audited, and sells forged results for gas.
+    """
+    return max(charge, share_up(work_price(units, limit), parameters.bond_floor_bps))
+
+
+def _window_worth(case: Case, window: int, charge: int) -> int:
+    units, limit = case.spec.window_units(window), case.spec.max_price_per_tera_unit
+    return _worth(units, limit, charge, case.parameters)
+
+
 class CheckTerms(NamedTuple):
     """How a window is audited, what a verifier of it is paid, and up to which base fee that pays its gas."""
 
@@ -173,13 +186,15 @@ class CheckTerms(NamedTuple):
 def check_terms(case: Case, window: int, charge: int, *, is_claim: bool) -> CheckTerms:
     """Return how a window at the price ``charge`` that the present worker proves now is audited (R29, R31).
 
-    A worker that was matched with the bond of one that was not new, and is new now, is audited more often as far
-    as the window bears that. So is the gas of its checks at the base fee of the proof. A window with a claim is
-    always audited, and its task or its claimant bears all of it (R34).
+    Its worth decides, of which ``charge`` is the least. A worker that was matched with the bond of one that was
+    not new, and is new now, is audited more often as far as the window bears that. So is the gas of its
+    checks at the base fee of the proof. A window with a claim is always audited, and its task or its claimant
+    bears all of it (R34).
     """
     record, parameters = case.record, case.parameters
     bond = case.vault.held(Pool.BOND, record.worker)
-    most = _check_share(charge, case.spec.window_segments(window), parameters)
+    worth = _window_worth(case, window, charge)
+    most = _check_share(worth, case.spec.window_segments(window), parameters)
 
     def fee_of(audit: Audit) -> int:
         rerun = rerun_price(case.spec, window, audit.verifiers, record.price_per_tera_unit, parameters)
@@ -192,10 +207,10 @@ def check_terms(case: Case, window: int, charge: int, *, is_claim: bool) -> Chec
         )
         dear = max(0, case.scope.block.base_fee - least)
         return CheckTerms(sure, fee_of(sure) + CHECK_GAS * dear, least + dear)
-    new_now = is_new(registry.load_node(case.state, record.worker), charge, parameters)
-    audit = audit_of(charge, bond, is_new=new_now, parameters=parameters)
+    new_now = is_new(registry.load_node(case.state, record.worker), worth, parameters)
+    audit = audit_of(worth, bond, is_new=new_now, parameters=parameters)
     if new_now and not record.is_new:
-        usual = audit_of(charge, bond, is_new=False, parameters=parameters)
+        usual = audit_of(worth, bond, is_new=False, parameters=parameters)
         audit = audit_paid_for(usual, audit, (fee_of(usual), fee_of(audit)), most)
     fee = fee_of(audit)
     gas_price = gas_paid_for(audit, fee, record.base_fee, case.scope.block.base_fee, most)
@@ -320,7 +335,8 @@ class Bonds:
 
     def is_new(self, node: registry.NodeRecord, price_per_tera_unit: int) -> bool:
         """Tell whether a machine is new to the job's windows at a price."""
-        return is_new(node, work_price(self._whole, price_per_tera_unit), self._parameters)
+        charge = work_price(self._whole, price_per_tera_unit)
+        return is_new(node, _worth(self._whole, self._limit, charge, self._parameters), self._parameters)
 
 
 def bond_at(
@@ -441,7 +457,8 @@ def _paid_in(case: Case, window: WindowRecord) -> int:
     if window.proof.diverged is not None:
         return 0  # the fund is paid back what it has paid, afterwards
     due = contribution(window.due, is_below=is_below(case.state, case.parameters))
-    most = _check_share(window.charge, window.proof.segments, case.parameters)
+    worth = _window_worth(case, window.number, window.charge)
+    most = _check_share(worth, window.proof.segments, case.parameters)
     return min(due, most, case.vault.held(Pool.VERIFICATION))
 
 

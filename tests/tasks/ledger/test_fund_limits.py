@@ -385,6 +385,24 @@ def test_a_worker_is_new_at_the_price_that_it_is_paid() -> None:
     assert held(world, tasks[0], Pool.BOND) >= floor
 
 
+def test_who_asks_nearly_nothing_is_audited_as_for_a_quarter_of_the_limit() -> None:
+    """The fund is paid for that too, out of what the requester locked for checks at its limit."""
+    world = World(parameters=QUICK)
+    for name in range(100, 104):
+        world.add_machine(name, roles=CHECK)
+    world.add_machine(1, roles=WORK, price=1)
+    task = world.create(spec())
+    world.run(task, until=lambda record: record.next_window == 1)
+    window, bond = load_window(world.state, task, 0), held(world, task, Pool.BOND)
+    worth = -(-spec().window_units(0) * spec().max_price_per_tera_unit // 10**12 // 4)
+    assert worth > 1000 * window.charge
+    audit = audit_of(worth, bond, is_new=True, parameters=QUICK)
+    assert window.due == average_cost(audit, window.fee) > 0
+    world.run_to(task, Phase.SETTLED, blocks=2_000)
+    paid = sum(line.amount for line in queries.bill(world.state, task).lines if line.purpose == Purpose.CHECK_FUND)
+    assert paid >= 2 * window.due
+
+
 # Bonds
 
 

@@ -245,12 +245,8 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows() ->
     assert gain("withholding worker", setting, CHEAP, 8) <= 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="all of 10 forged windows are paid, and 0.001 audited on average: a follows what a worker asks",
-)
 def test_who_asks_nearly_nothing_does_not_pass_forged_windows_for_gas() -> None:
-    """It gains nothing, but whoever takes the lowest ask gets forged results."""
+    """Audits followed the price alone: all of 10 forged windows were paid, and 0.001 audited on average."""
     setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "honest_first": 0, "price": 0.0001}
     assert score_of("forging worker", setting, 4).passed <= 0.6
 
