@@ -143,7 +143,9 @@ def test_garbage_in_custody_costs_the_bond() -> None:
 
 
 def test_who_keeps_nothing_loses_its_bond_where_no_other_custodian_has_the_output() -> None:
-    losses = [(honest.profit - found.profit) / SMALL.window_price for found, honest in map(kept_nothing, range(8))]
+    losses = [
+        (honest.profit - found.profit) / SMALL.window_price for found, honest in map(kept_nothing, range(12))
+    ]
     assert max(losses) > 1  # both custodians were of the plot
     assert min(losses) < 0.1
 
