@@ -243,7 +243,7 @@ class TaskParameters:
     seal_bytes_per_s: int = 256 * 1024
     """Line of the slowest verifier: fetching the states that it needs adds to its time at this rate."""
     reveal_ms: int = 2 * MINUTE_MS
-    opening_extra_ms: int = 30 * MINUTE_MS
+    opening_extra_ms: int = 4 * HOUR_MS
     """A worker that did not open in time gets so long once more, for a fine."""
     opening_fine_bps: int = 500
     """That fine, as a share of the window's price."""
