@@ -52,7 +52,7 @@ def play_kept(seed: int) -> Counter[Reason | Purpose | Phase]:
     world.fund(OUTSIDER, 10 * DKB)
     for name in range(1, chance.randrange(6, 16)):
         roles = chance.choice((ALL, NodeRole.STORAGE, NodeRole.COMPUTE | NodeRole.VERIFY))
-        world.add_machine(name, roles=roles, manners=chance.choice(MANNERS), slots=chance.randrange(1, 3))
+        world.add_machine(name, roles=roles, manners=chance.choice(MANNERS[:-2]), slots=chance.randrange(1, 3))
     tasks = [world.create(spec())]
     for _ in range(BLOCKS):
         if len(tasks) < 5 and chance.random() < 0.1:
@@ -71,7 +71,7 @@ def play_kept(seed: int) -> Counter[Reason | Purpose | Phase]:
         for _ in range(3):
             stir(world, chance.choice(tasks), chance)
         if chance.random() < 0.05:
-            world.machines[chance.choice(list(world.machines))] = chance.choice((HONEST, *MANNERS))
+            world.machines[chance.choice(list(world.machines))] = chance.choice((HONEST, *MANNERS[:-2]))
         world.block(chance.choice(GAPS_MS))
     check_sizes(world.state)
     return wind_down(world, tasks)

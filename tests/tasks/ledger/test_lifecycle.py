@@ -371,7 +371,7 @@ def test_a_worker_may_give_up_and_pays_only_once_it_runs(phase: Phase) -> None:
 
 def test_a_word_that_the_job_diverges_is_no_reason_to_give_it_up() -> None:
     """Two machines that asked for little ended any task by it."""
-    world, _ = market(HONEST)
+    world, _ = market(HONEST, HONEST)
     task = world.create()
     worker = world.run_to(task, Phase.RUNNING).worker
     with pytest.raises(DecodeError):
