@@ -79,7 +79,8 @@ def picture(name: str, path: Path, markets: int) -> None:
             f"{at}: {point.gain:+.2f} ± {point.error:.2f}" for at, point in zip(chart.across, points, strict=True)
         )
         click.echo(f"{label}: {told}")
-    path.write_text(svg(lines, chart.across, f"{chart.caption}. In prices of a window; {markets} markets a point"))
+    note = f"In prices of a window; {markets} markets a point, bars of one standard error"
+    path.write_text(svg(lines, chart.across, chart.caption, note))
 
 
 @main.command()

@@ -139,8 +139,8 @@ def measure(chart: Chart, markets: int) -> dict[str, list[Point]]:
     return {name: [_point(spot, markets) for spot in spots] for name, spots in chart.lines.items()}
 
 
-def svg(lines: Mapping[str, Sequence[Point]], across: Sequence[str], caption: str) -> str:
-    """Return the picture of ``lines``; bars are one standard error to both sides."""
+def svg(lines: Mapping[str, Sequence[Point]], across: Sequence[str], caption: str, note: str) -> str:
+    """Return the picture of ``lines`` below a caption and a note; bars are one standard error to both sides."""
     ends = [point.gain + side * point.error for points in lines.values() for point in points for side in (-1, 1)]
     low, high = min(0.0, *ends), max(0.0, *ends)
     span = high - low or 1.0
@@ -155,7 +155,8 @@ def svg(lines: Mapping[str, Sequence[Point]], across: Sequence[str], caption: st
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {below}">',
         f'<rect width="{WIDTH}" height="{below}" fill="#ffffff"/>',
-        f'<text x="{MARGIN}" y="24" {_FONT}>{escape(caption)}</text>',
+        f'<text x="{MARGIN}" y="16" {_FONT}>{escape(caption)}</text>',
+        f'<text x="{MARGIN}" y="34" {_FONT}>{escape(note)}</text>',
     ]
     for at, label in enumerate(across):
         parts.append(f'<text x="{x(at):.0f}" y="{HEIGHT - 30}" text-anchor="middle" {_FONT}>{label}</text>')

@@ -275,7 +275,7 @@ def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkey
 
 def test_the_picture_has_a_line_for_each_series_and_stays_within_its_frame() -> None:
     lines = {"one": [Point(-0.5, 0.2), Point(0.25, 0.1)], "two": [Point(0.0, 0.0), Point(1.0, 0.5)]}
-    picture = ElementTree.fromstring(svg(lines, ["10 %", "45 %"], "a < caption"))
+    picture = ElementTree.fromstring(svg(lines, ["10 %", "45 %"], "a < caption", "a note"))
     found = [element for element in picture.iter() if element.tag.endswith("polyline")]
     assert len(found) == 2
     for line in found:
