@@ -123,7 +123,7 @@ def _of(name: str, function: Any, module: str) -> Patch:
 
 
 ALL_RULES: Final = Absent("", "all present rules hold")
-_ALL: Final[Mapping[str, Value]] = {"windows": 1.0, "segments": 1.0}
+_ALL: Final[Mapping[str, Value]] = {"windows": 1.0, "segments": 1.0, "cost": 0.5}
 _ALONE: Final[Mapping[str, Value]] = {**_ALL, "share": 10}
 _FORGER: Final[Mapping[str, Value]] = {**_ALONE, "honest_first": 0, "price": 1.0}
 _MANY: Final[Mapping[str, Value]] = {**_ALL, "share": 45, "honest_first": 0}

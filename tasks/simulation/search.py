@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tasks.simulation.dice import Dice
 from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
-from tasks.simulation.stage import Cast, Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.stage import COST, Cast, Outcome, Setting, conditions_of, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES, Strategy
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "best",
     "evaluate",
     "explore",
-    "gain_milli",
     "settings_of",
 ]
 
@@ -196,13 +195,14 @@ def settings_of(strategy: Strategy, count: int, fixed: Setting | None = None) ->
 
 
 @lru_cache(maxsize=_BASELINES_MAX)
-def _honest(number: int, share: int, rule: str, own_tasks: bool, custody: bool) -> Outcome:
-    return play(honest_cast, {"share": share}, number, _rules(rule), own_tasks=own_tasks, custody=custody)
+def _honest(number: int, setting: tuple[tuple[str, Any], ...], rule: str, own: bool, custody: bool) -> Outcome:
+    return play(honest_cast, dict(setting), number, _rules(rule), own_tasks=own, custody=custody)
 
 
 def _baseline(strategy: Strategy, setting: Setting, number: int, rule: str) -> Outcome:
     if strategy.baseline is honest_cast:
-        return _honest(number, int(setting["share"]), rule, strategy.own_tasks, strategy.custody)
+        counts = tuple((name, setting[name]) for name in ("share", COST) if name in setting)
+        return _honest(number, counts, rule, strategy.own_tasks, strategy.custody)
     return play(
         strategy.baseline, setting, number, _rules(rule), own_tasks=strategy.own_tasks, custody=strategy.custody
     )
@@ -216,18 +216,8 @@ def _rules(rule: str) -> Absent:
     return WITHOUT[rule] if rule else ALL_RULES
 
 
-def _price(number: int) -> int:
-    return draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions")).window_price
-
-
-def gain_milli(strategy: Strategy, setting: Setting, number: int, rules: Absent) -> int:
-    """Return the gain of one market by rules that need no name."""
-    assert strategy.cast is not None, "only what can be judged is played"
-    outcome, honest = (
-        play(cast, setting, number, rules, own_tasks=strategy.own_tasks, custody=strategy.custody)
-        for cast in (strategy.cast, strategy.baseline)
-    )
-    return MILLI * (outcome.profit - honest.profit) // _price(number)
+def _price(number: int, setting: Setting) -> int:
+    return conditions_of(number, setting).window_price
 
 
 def evaluate(job: Job) -> Score:
@@ -251,7 +241,7 @@ def evaluate(job: Job) -> Score:
             custody=strategy.custody,
         )
         honest = _baseline(strategy, job.setting, number, job.rule)
-        price = _price(number)
+        price = _price(number, job.setting)
         gains.append(MILLI * (outcome.profit - honest.profit) // price)
         harms.append(MILLI * (honest.honest_profit - outcome.honest_profit) // price)
         costs.append(MILLI * (honest.requester_profit - outcome.requester_profit) // price)

@@ -25,6 +25,8 @@ __all__ = ["BLOCKS_MAX", "Conditions", "Outcome", "Setting", "Stage", "draw_cond
 Setting = Mapping[str, int | float | str | bool]
 """A strategy's own parameters. ``share`` is the percentage of bonds that its verifiers have."""
 
+COST: Final = "cost"
+"""A parameter that each setting may have besides those of its strategy."""
 BLOCKS_MAX: Final = 2_000
 FAR_MS: Final = 1 << 50
 BONDING_BLOCKS: Final = 3
@@ -84,6 +86,17 @@ class Conditions(NamedTuple):
     def window_price(self) -> int:
         """What an honest machine asks for a window."""
         return self.window_units * self.ask // 10**12
+
+
+def conditions_of(number: int, setting: Setting) -> Conditions:
+    """Return what the market ``number`` is like; with ``cost`` in a setting a window costs so many coins.
+
+    Where windows are cheap, bonds are hundreds of their prices, and the mean of few markets says little.
+    """
+    drawn = draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions"))
+    if COST not in setting:
+        return drawn
+    return drawn._replace(cost_per_tera=int(float(setting[COST]) * DKB) * 10**12 // drawn.window_units)
 
 
 def draw_conditions(dice: Dice) -> Conditions:
@@ -256,7 +269,7 @@ def play(
     """
     dice = Dice(number.to_bytes(8, "big"))
     share = int(setting.get("share", 20))
-    stage = Stage(conditions or draw_conditions(dice.fork("conditions")), share, dice, own_tasks, custody=custody)
+    stage = Stage(conditions or conditions_of(number, setting), share, dice, own_tasks, custody=custody)
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]
