@@ -504,6 +504,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         "asks for less or more than its cost and margin",
         {"share": (20,), "price": tuple(round(0.5 + at / 80, 4) for at in range(201))},
         _asking,
+        known=({"share": 20, "price": 1.1},),
     ),
     Strategy(
         "withholding worker",

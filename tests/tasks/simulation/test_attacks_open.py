@@ -54,7 +54,10 @@ def gain(strategy: str, setting: Setting, conditions: Conditions, markets: int) 
     chosen = next(one for one in STRATEGIES if one.name == strategy)
     assert chosen.cast is not None
     outcomes = [
-        [play(cast, setting, number, conditions=conditions).profit for cast in (chosen.cast, chosen.baseline)]
+        [
+            play(cast, setting, number, conditions=conditions, custody=chosen.custody).profit
+            for cast in (chosen.cast, chosen.baseline)
+        ]
         for number in range(markets)
     ]
     return sum(mine - honest for mine, honest in outcomes) / markets / conditions.window_price
@@ -256,6 +259,18 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> 
         "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
     }  # fmt: skip
     assert gain("withholding worker", setting, DEAR, 8) <= 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="+0.33 of a window's price with 45 % of the bonds and a ransom of half of the value",
+)
+def test_n15_custodians_that_deliver_to_nobody_gain_nothing_by_a_ransom() -> None:
+    """They lose a bond of one window's price each; the last output is the result of the whole task."""
+    setting: Setting = {
+        "share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": False, "way": "serves nobody",
+    }  # fmt: skip
+    assert gain("idle custodian", setting, PLAIN._replace(windows=4), 12) <= 0
 
 
 def test_n12_a_false_claim_of_divergence_under_way_costs_who_makes_it() -> None:
