@@ -89,8 +89,12 @@ class KeepingRequester(Requester):
             return super().tend(view, task)
         window = record.final_windows - 1
         custody = view.custody(task, window)
-        if task in self.off.obtained or task in self.off.lost or custody is None:
+        if task in self.off.obtained or task in self.off.lost:
             return self._end(view, task)
+        if custody is None:  # its custodians lost it, or never had it
+            is_served = self.off.leaves(task, window, self.address, RESULT) is not None
+            (self.off.obtained if is_served else self.off.lost).add(task)
+            return []
         if custody.phase is not CustodyPhase.KEPT:
             return []
         return self._fetch(view, task, window, custody)
