@@ -263,7 +263,7 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.18 of a window's price with 45 % of the bonds and a ransom of half of the value, +1.55 with eight windows",
+    reason="+0.18 of a window's price at 45 % of the bonds and half of the value, with eight windows +1.55",
 )
 def test_n15_custodians_that_deliver_to_nobody_gain_nothing_by_a_ransom() -> None:
     """They lose a bond of one window's price each; the last output is the result of the whole task."""
