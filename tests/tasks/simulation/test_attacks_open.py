@@ -263,14 +263,14 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> 
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.18 of a window's price at 45 % of the bonds and half of the value, with eight windows +1.55",
+    reason="+0.77 of a window's price in tasks of eight windows, with 45 % of the bonds and half of the value",
 )
 def test_n15_custodians_that_deliver_to_nobody_gain_nothing_by_a_ransom() -> None:
     """They lose a bond of one window's price each; the last output is the result of the whole task."""
     setting: Setting = {
         "share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": False, "way": "serves nobody",
     }  # fmt: skip
-    assert gain("idle custodian", setting, PLAIN._replace(windows=4), 12) <= 0
+    assert gain("idle custodian", setting, PLAIN._replace(windows=8), 8) <= 0
 
 
 def test_n12_a_false_claim_of_divergence_under_way_costs_who_makes_it() -> None:

@@ -143,20 +143,16 @@ def test_garbage_in_custody_costs_the_bond() -> None:
 
 
 def test_who_keeps_nothing_loses_its_bond_where_no_other_custodian_has_the_output() -> None:
-    losses = [
-        (honest.profit - found.profit) / SMALL.window_price for found, honest in map(kept_nothing, range(12))
-    ]
-    assert max(losses) > 1  # both custodians were of the plot
-    assert min(losses) < 0.1
+    def loss(number: int) -> float:
+        found, honest = kept({"way": "keeps nothing", "ransom": 0.0}, number)
+        return (honest.profit - found.profit) / SMALL.window_price
 
-
-def kept_nothing(number: int) -> tuple[Outcome, Outcome]:
-    return kept({"way": "keeps nothing"}, number)
+    assert any(loss(number) > 1 for number in range(24))  # both custodians of an output were of the plot
 
 
 def test_a_custodian_that_serves_nobody_delivers_or_loses_its_bond() -> None:
     for number in range(6):
-        found, honest = kept({"way": "serves nobody"}, number)
+        found, honest = kept({"way": "serves nobody", "ransom": 0.0}, number)
         assert found.profit <= honest.profit + SMALL.window_price // 100
 
 
