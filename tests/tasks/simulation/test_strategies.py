@@ -137,9 +137,9 @@ def kept(setting: Setting, number: int = 0) -> tuple[Outcome, Outcome]:
 
 
 def test_garbage_in_custody_costs_the_bond() -> None:
-    found, honest = kept({"garbage": True, "way": "keeps"})
+    found, honest = kept({"garbage": True, "way": "keeps", "ransom": 0.0})
     assert found.profit < honest.profit - 2 * SMALL.window_price
-    assert found.honest_loss == 0 and found.requester_profit > honest.requester_profit
+    assert found.honest_loss == 0
 
 
 def test_who_keeps_nothing_loses_its_bond_where_no_other_custodian_has_the_output() -> None:
