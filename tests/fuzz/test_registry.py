@@ -149,6 +149,7 @@ EXEMPT = {
     "state.transition.staking:stake_payload": NO_DECODER,
     "state.transition.transfer:transfer_payload": NO_DECODER,
     "tasks.engines.training:Trainer.evaluate": "labels of a data set that was decoded",
+    "tasks.engines.tuning:first_state": NO_DECODER,
     "tasks.engines.weights:initial_weights": NO_DECODER,
     # JSON-RPC
     "rpc.methods.schema:Param.read": LATER_TESTED,

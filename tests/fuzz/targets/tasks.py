@@ -48,8 +48,9 @@ from tasks.executor.journal import Journal
 from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
-from tasks.models.errors import ModelInvalid, ModelUnsupported
+from tasks.models.errors import ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.gguf import read_gguf
+from tasks.models.rows import examples_of, make_rows
 from tasks.proofs import (
     LEAF_LIMIT_BYTES,
     Break,
@@ -166,6 +167,19 @@ def _model_files() -> tuple[bytes, ...]:
     )
 
 
+class _Letters:
+    """A token for each byte."""
+
+    ends = frozenset({256})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def _rows(data: bytes) -> None:
+    make_rows(examples_of(data, _Letters()), 32, "truncate")
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "job specification",
@@ -232,6 +246,19 @@ def targets() -> Iterator[tuple[str, Target]]:
             _model_files(),
             tuple(f"tasks.models.gguf:{name}" for name in ("read_gguf", "_expanded", "_Reader.number")),
             (ModelInvalid, ModelUnsupported),
+            memory=160,
+        ),
+    )
+    yield (
+        "training rows",
+        Target(
+            _rows,
+            (
+                b'{"prompt": "a", "completion": "b"}\n{"text": "c"}\n',
+                b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+            ),
+            ("tasks.models.rows:_decoded",),
+            (RowsInvalid,),
             memory=160,
         ),
     )
