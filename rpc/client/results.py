@@ -387,7 +387,7 @@ class Proof(ResultObject):
     state_root_out: bytes
     segment_root: bytes
     output_blob: bytes
-    custody: OutputCommitment | None
+    custody: OutputCommitment | None = None
     result_step: int | None = None
     result_root: bytes | None = None
     """The state that the window leaves, which is that before a step that diverges. None: an older gateway."""

@@ -289,7 +289,9 @@ def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[W
     number = task.next_window
     held, spec = _held_bond(state, task), load_spec(state, task.id)
     charge = work_price(spec.window_units(min(number, spec.windows - 1)), task.price_per_tera_unit)
-    blocked = not may_open(task, spec, charge, held, parameters) or not has_standing(held, task, parameters)
+    blocked = task.phase is Phase.RUNNING and not (
+        may_open(task, spec, charge, held, parameters) and has_standing(held, task, parameters)
+    )
     bond = 0
     match task.phase:
         case Phase.ASSIGNED:

@@ -93,13 +93,15 @@ def demand(
       dekube task demand 0xTASK
       dekube task demand 0xTASK 0.01
     """
+    if amount == 0:
+        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
     with session.client() as client:
         is_kept = has_custody(client)
     if is_kept:
         named = None if custodian is None else parse_address(custodian)
         demand_of_custodian(session, task_id, amount, window, named, yes, as_json)
         return
-    if not amount:
+    if amount is None:
         raise click.BadParameter("this chain has no custody: give an amount above zero", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
     _send_action(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)

@@ -23,10 +23,11 @@ from state.primitives.transactions import decode_transaction, sign_transaction
 from tests.node.cli.test_option_conflicts import LEAVES, SIGNS
 
 KEY = SecretKey(b"k" * 32)
-MONEY = (SIGNS - {("blob", "put"), ("faucet", "run"), ("worker", "endorse")}) | {
+MONEY = (SIGNS - {("blob", "put"), ("faucet", "run"), ("worker", "endorse"), ("task", "result")}) | {
     ("relay", "register"), ("relay", "settle"),
 }  # fmt: skip
-"""Commands that hand in a transaction; a blob and an endorsement cost nothing, a faucet is there to give."""
+"""Commands that hand in a transaction; a blob and an endorsement cost nothing, a faucet is there to give. Of a
+result --yes overwrites the file too."""
 
 
 class Chain:

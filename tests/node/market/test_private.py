@@ -255,7 +255,7 @@ async def test_a_verifier_shows_garbage_in_custody_and_its_worker_pays(world: Wo
             await nursery.start(machine.run)
         await world.mint_until(lambda: swindler.wallet.address in market.record.excluded, timeout_s=120)
         assert market.record.final_windows == 0
-        await world.mint_until(lambda: verifier.duties is not None and verifier.duties.lies_shown == 1)
+        await world.mint_until(lambda: verifier.duties is not None and verifier.duties.lies_shown >= 1)
         assert Purpose.LIE_PROVEN in market.paid(verifier), "a share of the liar's bond for who shows the lie"
         nursery.cancel_scope.cancel()
     world.store.close()

@@ -38,6 +38,7 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.claims import Fault, claim_to_value
 from tasks.custody.inputs import find_plain_fault, plain_claim_to_value
+from tasks.ledger import proving
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
@@ -106,6 +107,7 @@ from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market
 from tests.tasks.ledger.test_trials import TRIALS, play_trials
 from tests.tasks.strays import CLAIM, STRAY, crooked_job, stray_job
 from tests.tasks.test_codecs import OPENING, PROFILE
+from tests.tasks.toywork import diverging_root
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 RUNTIME = make_runtime(genesis())
@@ -464,6 +466,15 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run(broken, until=lambda _: SHOW_BREAK in world.succeeded)
     world.machines = manners
     world.run(broken, until=lambda task: bool(task.excluded))
+
+    diverging = world.create(spec()._replace(init_root=diverging_root(4)))
+    world.machines = dict.fromkeys(manners, Manners(claims=6))
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # the world's program is a toy, whose store the runtime does not know
+        patch.setattr(proving, "is_store", lambda *_: True)
+        world.run(diverging, until=lambda _: CLAIM_DIVERGED in world.succeeded)
+    world.machines = manners
 
     world.strays[stray_job().dataset.blob] = STRAY
     world.run_to(world.create(stray_job()), Phase.FAILED)

@@ -187,7 +187,7 @@ def test_a_worker_that_does_not_open_loses_the_window_and_verifiers_are_paid() -
 def test_a_newcomers_windows_have_more_verifiers_and_cost_it_nothing() -> None:
     parameters = replace(QUICK, verifiers_sure=3, new_windows=2)
     world, _worker, _verifiers = market(HONEST, [HONEST] * 5, parameters=parameters)
-    task = world.create(spec(total=100))
+    task = world.create(spec(total=100, price=WORTH // 4_000))
     world.run_to(task, Phase.SETTLED)
     lines = queries.bill(world.state, task).lines
     counts = [len(load_window(world.state, task, number).verifiers) for number in range(5)]
