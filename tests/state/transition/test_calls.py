@@ -469,9 +469,8 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
 
     diverging = world.create(spec()._replace(init_root=diverging_root(4)))
     world.machines = dict.fromkeys(manners, Manners(claims=6))
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # the world's program is a toy, whose store the runtime does not know
+    with pytest.MonkeyPatch.context() as patch:
+        # The world's program is a toy, whose stores the runtime does not know.
         patch.setattr(proving, "is_store", lambda *_: True)
         world.run(diverging, until=lambda _: CLAIM_DIVERGED in world.succeeded)
     world.machines = manners
