@@ -18,7 +18,6 @@ TINY = {
     "market": ("tasks=300", "machines=40", "repeats=1"),
     "train": ("steps=8", "batch=16"),
     "operators": ("rounds=1", "torch=0"),
-    "rpc": ("accounts=20", "seconds=1", "rate_per_s=50", "websockets=20", "network_seconds=0"),
 }
 
 

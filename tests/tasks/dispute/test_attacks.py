@@ -157,7 +157,7 @@ def test_a_challenger_that_leads_to_any_right_step_proves_nothing(served: bool) 
     """It claims to have other records from there on, and another probe in the step."""
     honest = _segment(20)
     question = honest.question()
-    for place in range(20):
+    for place in (0, 1, 9, 18, 19):
         lying = _segment(20, {place: 1})
         game, moves, silent = _play(
             question, _accused(question, honest.witness()),
