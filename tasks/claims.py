@@ -7,7 +7,7 @@ does not follow from what stands below it, tops that do not make the task's root
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -52,6 +52,7 @@ __all__ = [
     "first_fault",
     "is_fault",
     "layout_of",
+    "read_chunks",
     "say_divergence",
     "say_fault",
 ]
@@ -194,15 +195,20 @@ class _Shown:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return some bytes of the blob. Raises ClaimUnproven if they were not shown."""
-        found = bytearray()
-        while start < stop:
-            number, at = divmod(start, BLOB_CHUNK_BYTES)
-            part = self._chunks.get(number, b"")[at : at + stop - start]
-            if not part:
-                raise ClaimUnproven(f"byte {start} was not shown")
-            found += part
-            start += len(part)
-        return bytes(found)
+        return read_chunks(self._chunks, BLOB_CHUNK_BYTES, start, stop)
+
+
+def read_chunks(chunks: Mapping[int, bytes], chunk_bytes: int, start: int, stop: int) -> bytes:
+    """Return bytes of chunks that were shown. Raises ClaimUnproven if they were not."""
+    found = bytearray()
+    while start < stop:
+        number, at = divmod(start, chunk_bytes)
+        part = chunks.get(number, b"")[at : at + stop - start]
+        if not part:
+            raise ClaimUnproven(f"byte {start} was not shown")
+        found += part
+        start += len(part)
+    return bytes(found)
 
 
 def check_claim(spec: JobSpec, claim: InputClaim, plain_of: PlainOf | None = None) -> None:

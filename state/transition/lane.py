@@ -56,8 +56,11 @@ class Room:
         """Tell whether a transaction has room."""
         if self._lane_subject(checked):
             return True
-        gas, size = self._gas + checked.rule.gas, self._size + len(checked.transaction.raw)
-        return not self._excess(gas, size, self._count + 1)
+        return (
+            self._count < self._chain.transactions_max - self._lane_count
+            and self._gas + checked.rule.gas <= self.gas_limit
+            and self._size + len(checked.transaction.raw) <= self._chain.body_bytes_max - self._lane_bytes
+        )
 
     def add(self, checked: Checked) -> None:
         """Count a transaction, whether it has room or not."""
@@ -73,16 +76,13 @@ class Room:
 
     def excess(self) -> str:
         """Return which limit the counted transactions exceed, or nothing."""
-        return self._excess(self._gas, self._size, self._count)
-
-    def _excess(self, gas: int, size: int, count: int) -> str:
         chain = self._chain
-        if count > chain.transactions_max - self._lane_count:
-            return f"{count} transactions, limit {chain.transactions_max - self._lane_count}"
-        if gas > self.gas_limit:
-            return f"weights of {gas} in sum, limit {self.gas_limit}"
-        if size > chain.body_bytes_max - self._lane_bytes:
-            return f"transactions of {size} bytes in sum, limit {chain.body_bytes_max - self._lane_bytes}"
+        if self._count > chain.transactions_max - self._lane_count:
+            return f"{self._count} transactions, limit {chain.transactions_max - self._lane_count}"
+        if self._gas > self.gas_limit:
+            return f"weights of {self._gas} in sum, limit {self.gas_limit}"
+        if self._size > chain.body_bytes_max - self._lane_bytes:
+            return f"transactions of {self._size} bytes in sum, limit {chain.body_bytes_max - self._lane_bytes}"
         return ""
 
     def _lane_subject(self, checked: Checked) -> bytes:

@@ -13,7 +13,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import BLOB_CHUNK_BYTES
 from state.primitives.merkle import MerkleProof, MerkleTree, verify_merkle_proof
-from tasks.claims import ClaimUnproven, Fault, InputClaim, check_claim, first_fault, is_fault
+from tasks.claims import ClaimUnproven, Fault, InputClaim, check_claim, first_fault, is_fault, read_chunks
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, crypt_chunk
 from tasks.custody.layout import PlainChunk, plain_chunk_from_value, plain_chunk_to_value
 from tasks.engines.dataset_layout import TENSORS, NodePlace
@@ -76,15 +76,7 @@ class _ShownPlain:
             self._chunks[number] = content
 
     def read(self, start: int, stop: int) -> bytes:
-        found = bytearray()
-        while start < stop:
-            number, at = divmod(start, CHUNK_BYTES)
-            part = self._chunks.get(number, b"")[at : at + stop - start]
-            if not part:
-                raise ClaimUnproven(f"byte {start} was not shown")
-            found += part
-            start += len(part)
-        return bytes(found)
+        return read_chunks(self._chunks, CHUNK_BYTES, start, stop)
 
 
 def check_plain_claim(spec: JobSpec, blob: BlobCommitment, claim: PlainClaim) -> None:

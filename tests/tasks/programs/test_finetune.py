@@ -27,11 +27,11 @@ from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import Program
 from tasks.programs.running import content_of
-from tasks.programs.tensors import Number, TensorType
 from tests.tasks.programs.engines import NAMES, engine
+from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED, TINY, frozen_weights
 from tests.tasks.programs.tunings import Tuning, made_rows, tuning
-from tests.tasks.programs.values import CONTEXT, bits
+from tests.tasks.programs.values import CONTEXT
 
 NUMPY = engine("numpy")
 SHAPES = {"shared keys, tied": TINY, "biases, own head": BIASED}
@@ -229,26 +229,8 @@ def test_the_judge_computes_the_same_elements() -> None:
     """Of every call of a step a few elements, from what they were computed from."""
     made = tuning(TINY, FinetuneRates(ADAMW, "cosine", 1, 9, NANO), batch=2, rows=5)
     program = finetune_program(made.job, made.rates)
-    random, types = np.random.default_rng(4), program.types
-    values = [_source(made, program, number) for number in range(len(program.sources))]
-    for number, call in enumerate(program.calls, len(values)):
-        inputs = [values[at] for at in call.inputs]
-        operator, kinds = program.operators[call.operator], [types[at] for at in call.inputs]
-        values.append(np.array(operator.run(NUMPY, inputs, call.attributes, CONTEXT)))
-        found, kind = values[-1], types[number]
-        assert found.shape == (kind.rows, kind.columns), call
-
-        def read(
-            at: int, row: int, column: int, inputs: list[np.ndarray] = inputs, kinds: list[TensorType] = kinds
-        ) -> Number:
-            value = float(inputs[at][row, column])
-            return int(value) if kinds[at].element.is_integer else value
-
-        for _ in range(2):
-            row, column = int(random.integers(kind.rows)), int(random.integers(kind.columns))
-            wanted = operator.element(read, kinds, call.attributes, CONTEXT, row, column)
-            given = float(found[row, column])
-            assert bits(int(given) if kind.element.is_integer else given) == bits(wanted), call
+    sources = [_source(made, program, number) for number in range(len(program.sources))]
+    check_elements(program, sources, CONTEXT, 2)
 
 
 def _source(made: Tuning, program: Program, number: int) -> np.ndarray:

@@ -20,10 +20,9 @@ from tasks.programs.llama import (
     weight_tensors,
 )
 from tasks.programs.running import ResultRunner
-from tasks.programs.tensors import Number, TensorType
 from tests.tasks.programs.engines import NAMES, engine
+from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED, CONTEXT, TINY, frozen_weights, plain_logits, plain_weights
-from tests.tasks.programs.values import bits
 
 SHAPES = {"shared keys, tied": TINY, "biases, own head": BIASED}
 
@@ -125,7 +124,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_judge_computes_the_same_elements(shape: LlamaShape) -> None:
     """Of every call of a step with a cache: a few elements, and what they were computed from."""
-    arrays, random = engine("numpy"), np.random.default_rng(4)
+    random = np.random.default_rng(4)
     computation = llama_forward(shape, Pass(2, 3, 6, picked=True))
     weights = frozen_weights(shape)
     drawn = {TOKENS: (6, shape.vocabulary), PICKED: (2, 6), FIRST: (2, 3)}
@@ -135,25 +134,7 @@ def test_the_judge_computes_the_same_elements(shape: LlamaShape) -> None:
         else random.integers(0, drawn.get(source.key, (0, 6))[1], (source.type.rows, source.type.columns)) * 1.0
         for source in computation.sources
     ]
-    types = computation.types
-    for number, call in enumerate(computation.calls, len(values)):
-        inputs = [values[at] for at in call.inputs]
-        operator, kinds = computation.operators[call.operator], [types[at] for at in call.inputs]
-        values.append(np.array(operator.run(arrays, inputs, call.attributes, CONTEXT)))
-        found, kind = values[-1], types[number]
-        assert found.shape == (kind.rows, kind.columns), call
-
-        def read(
-            at: int, row: int, column: int, inputs: list[np.ndarray] = inputs, kinds: list[TensorType] = kinds
-        ) -> Number:
-            value = float(inputs[at][row, column])
-            return int(value) if kinds[at].element.is_integer else value
-
-        for _ in range(4):
-            row, column = int(random.integers(kind.rows)), int(random.integers(kind.columns))
-            wanted = operator.element(read, kinds, call.attributes, CONTEXT, row, column)
-            given = float(found[row, column])
-            assert bits(int(given) if kind.element.is_integer else given) == bits(wanted), call
+    check_elements(computation, values, CONTEXT, 4)
 
 
 def test_engines_give_the_same_logits() -> None:
