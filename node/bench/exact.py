@@ -25,7 +25,7 @@ from tasks.models.errors import TokenizersMissing
 from tasks.models.gguf import GgufFile
 from tasks.models.llama import Model, model_from_gguf
 from tasks.models.rows import Example, TokenRows, examples_of, make_rows
-from tasks.models.tokens import Tokeniser
+from tasks.models.tokens import Tokeniser, tokeniser_from_gguf
 from tasks.programs.adamw import Rates
 from tasks.programs.arrays import Arrays
 from tasks.programs.finetune import (
@@ -36,8 +36,6 @@ from tasks.programs.finetune import (
     FinetuneShape,
     adapter_tensors,
 )
-from tasks.programs.llama_shape import weight_tensors
-from tasks.programs.tensors import ElementType
 
 __all__ = ["run"]
 
@@ -49,7 +47,6 @@ _LINES: Final = b"""
 {"messages": [{"role": "user", "content": "Name a colour of the rainbow."}, {"role": "assistant", "content": "Violet is one, and it is the innermost colour of the bow."}]}
 {"messages": [{"role": "user", "content": "Who wrote Faust?"}, {"role": "assistant", "content": "Johann Wolfgang von Goethe wrote it, in two parts, over sixty years."}]}
 """  # noqa: E501
-_CODES: Final = {ElementType.BINARY32: "<f4", ElementType.INT16: "<i2"}
 
 
 def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, decode: int = 1) -> dict[str, float]:
@@ -69,10 +66,7 @@ def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, dec
         rows.rows,
     )
     figures = {"real_weights": float(file is not None), "lora_tokens": float(batch * rows.length)}
-    kinds = weight_tensors(model.shape)
-    contents = {
-        name: values.astype(_CODES[kinds[name].element]).tobytes() for name, values in model.tensors.items()
-    }
+    contents = model.contents()
     figures |= _errors(model, job, contents, rows)
     plain_s = _plain_s(model, job, rows, steps)
     figures["lora_plain_float32_ms"] = 1e3 * plain_s
@@ -105,7 +99,7 @@ def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, dec
 
 def _tokeniser(file: GgufFile | None) -> Tokeniser | None:
     try:
-        return None if file is None else Tokeniser(file.settings)
+        return None if file is None else tokeniser_from_gguf(file.settings)
     except TokenizersMissing:
         return None
 

@@ -24,7 +24,7 @@ from tasks.models.decoding import Decoder
 from tasks.models.errors import TokenizersMissing
 from tasks.models.gguf import GgufFile, read_gguf
 from tasks.models.llama import Model, frozen, model_from_gguf
-from tasks.models.tokens import Tokeniser
+from tasks.models.tokens import tokeniser_from_gguf
 from tasks.programs.arrays import Arrays
 from tasks.programs.llama import LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators.rows import WIDTHS
@@ -112,7 +112,7 @@ def torch_on_one_thread() -> Arrays:
 def _prompt(file: GgufFile | None, model: Model) -> list[int]:
     if file is not None:
         try:
-            return Tokeniser(file.settings).encode(PROMPT)
+            return tokeniser_from_gguf(file.settings).encode(PROMPT)
         except TokenizersMissing:
             pass
     return [int(token) for token in np.random.default_rng(1).integers(0, model.shape.vocabulary, 34)]

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from state.primitives.errors import ProtocolError
 from tasks.engines.errors import EngineMissing
 
-__all__ = ["ModelInvalid", "ModelUnsupported", "RowsInvalid", "TokenizersMissing"]
+__all__ = ["ModelError", "ModelInvalid", "ModelUnsupported", "RowsInvalid", "TokenizersMissing"]
 
 
-class ModelInvalid(ProtocolError):
+class ModelError(ProtocolError):
+    """What is wrong with a model's file; ``file`` and ``remedy`` say where and what to do, as far as is known."""
+
+    def __init__(self, text: str, *, file: str = "", remedy: str = "") -> None:
+        super().__init__((f"{file}: " if file else "") + text + (f". {remedy}" if remedy else ""))
+        self.text, self.file, self.remedy = text, file, remedy
+
+    def within(self, file: str) -> Self:
+        """Return the same error with the file's name, if it has none yet."""
+        return self if self.file else type(self)(self.text, file=file, remedy=self.remedy)
+
+
+class ModelInvalid(ModelError):
     """A model's file that breaks its own format, or weights that are not finite or too large."""
 
     code = "model_invalid"
 
 
-class ModelUnsupported(ProtocolError):
+class ModelUnsupported(ModelError):
     """A model of an architecture, a storage type or a setting that no program here computes."""
 
     code = "model_unsupported"

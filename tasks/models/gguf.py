@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tasks.models.contents import Content
 from tasks.models.errors import ModelInvalid, ModelUnsupported
 
 __all__ = ["GgufFile", "GgufTensor", "Setting", "read_gguf"]
@@ -74,7 +75,7 @@ class GgufFile:
 
     settings: Mapping[str, Setting]
     tensors: Mapping[str, GgufTensor]
-    content: bytes | memoryview
+    content: Content
 
     def values(self, name: str, first: int = 0, count: int | None = None) -> np.ndarray:
         """Return rows of a tensor as binary64, exactly. Raises ModelInvalid if there is no such tensor."""
@@ -91,7 +92,7 @@ class GgufFile:
 class _Reader:
     """Reads numbers and texts one after another; what is cut off is an error."""
 
-    def __init__(self, content: bytes | memoryview) -> None:
+    def __init__(self, content: Content) -> None:
         self.content, self.at = content, 0
 
     def number(self, code: str) -> int | float:
@@ -140,7 +141,7 @@ class _Reader:
         return value
 
 
-def read_gguf(content: bytes | memoryview) -> GgufFile:
+def read_gguf(content: Content) -> GgufFile:
     """Return what a file holds. Raises ModelInvalid, or ModelUnsupported for another version or storage type."""
     reader = _Reader(content)
     if reader.bytes(len(_MAGIC)) != _MAGIC:
@@ -185,7 +186,7 @@ def _tensor(reader: _Reader, name: str) -> GgufTensor:
 
 
 def _placed(
-    tensors: Mapping[str, GgufTensor], head: int, alignment: int, content: bytes | memoryview
+    tensors: Mapping[str, GgufTensor], head: int, alignment: int, content: Content
 ) -> dict[str, GgufTensor]:
     """Return tensors with their places in the file. Raises ModelInvalid where they overlap or are cut off."""
     end = 0

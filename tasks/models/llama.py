@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -17,13 +17,23 @@ from tasks.programs.operators import Context
 from tasks.programs.operators.rows import QUANTISE, ROW_EXPONENT
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN
-from tasks.programs.tensors import ElementType
+from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["Model", "frozen", "model_from_gguf"]
+__all__ = [
+    "Model",
+    "TensorSource",
+    "frozen",
+    "frozen_tensors",
+    "model_from_gguf",
+    "model_from_tensors",
+    "places_of",
+]
 
 ROWS_AT_ONCE: Final = 4_096
 _CONTEXT: Final = Context(0, bytes(32))
 _ARRAYS: Final = NumpyArrays()
+_CODES: Final = {ElementType.BINARY32: "<f4", ElementType.INT16: "<i2"}
+_WHOLE: Final = "Take all files of the model from one place"
 _NAMES: Final = {
     "attention_norm": "attn_norm.weight", "query": "attn_q.weight", "query_bias": "attn_q.bias",
     "key": "attn_k.weight", "key_bias": "attn_k.bias", "value": "attn_v.weight", "value_bias": "attn_v.bias",
@@ -37,10 +47,19 @@ _INTERLEAVED: Final = {"llama": True, "qwen2": False}
 
 @dataclass(frozen=True)
 class Model:
-    """A shape and its frozen tensors by name: int16 integers and exponents, float32 vectors."""
+    """A shape and its frozen tensors by name: int16 integers and exponents, float32 vectors.
+
+    ``notes`` say what was changed when the file was read.
+    """
 
     shape: LlamaShape
     tensors: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the bytes of every tensor, as programs and roots take them."""
+        kinds = weight_tensors(self.shape)
+        return {name: self.tensors[name].astype(_CODES[kind.element]).tobytes() for name, kind in kinds.items()}
 
 
 def frozen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,37 +83,122 @@ def _vector(values: np.ndarray) -> np.ndarray:
     return single
 
 
+class TensorSource(Protocol):
+    """A file's tensors by the file's own names: sizes, and rows as binary64."""
+
+    def size(self, place: str) -> tuple[int, int] | None:
+        """Return rows and columns of a tensor; None if there is none."""
+
+    def rows(self, place: str, first: int, count: int) -> np.ndarray:
+        """Return up to ``count`` rows of a tensor from ``first`` on."""
+
+    def file(self, place: str) -> str:
+        """Return the name of the file that holds a tensor; empty if it has none."""
+
+
 def model_from_gguf(file: GgufFile) -> Model:
     """Return shape and frozen weights. Raises ModelInvalid and ModelUnsupported."""
     architecture = file.settings.get("general.architecture")
     if architecture not in _INTERLEAVED:
         raise ModelUnsupported(f"architecture {str(architecture)[:40]!r}; {', '.join(_INTERLEAVED)} are read")
     shape = _shape(file, str(architecture))
-    kinds = weight_tensors(shape)
-    places = {name: _place(name) for name in kinds if not name.endswith("/exponents")}
+    places = places_of(shape, _place)
     if extra := sorted(file.tensors.keys() - places.values()):
         raise ModelUnsupported(f"a tensor {extra[0]} that no program reads")
-    tensors: dict[str, np.ndarray] = {}
+    return model_from_tensors(shape, _GgufSource(file), places, interleaved=_INTERLEAVED[str(architecture)])
+
+
+def places_of(shape: LlamaShape, place: Callable[[str], str]) -> dict[str, str]:
+    """Return the name in a file of every weight and vector."""
+    return {name: place(name) for name in weight_tensors(shape) if not name.endswith("/exponents")}
+
+
+def frozen_tensors(
+    shape: LlamaShape, source: TensorSource, places: Mapping[str, str], notes: list[str], *, interleaved: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the frozen tensors of a file, one weight at a time; ``notes`` gets what was changed.
+
+    ``interleaved`` tells whether the file has the two columns of each rotated pair side by side. Raises
+    ModelInvalid for a tensor that is missing, of another size, or with a number that is not finite or too large.
+    """
+    kinds = weight_tensors(shape)
     for name, place in places.items():
-        kind, held = kinds[name], file.tensors.get(place)
-        if held is None or (held.rows, held.columns) != (kind.rows, kind.columns):
-            raise ModelInvalid(f"{place} is not {kind.rows} by {kind.columns} values")
         heads = {"query": shape.heads, "key": shape.key_heads}.get(name.split("/")[-1].removesuffix("_bias"))
-        interleaved = _INTERLEAVED[str(architecture)] and heads is not None
-        if kind.element == ElementType.BINARY32:
-            values = file.values(place)
-            tensors[name] = _vector(_halved(values.T, heads or 1).T if interleaved else values)
-            continue
-        parts = [frozen(values) for values in _rows(file, place)]
+        turned = (heads or 1) if interleaved and heads else None
+        try:
+            yield from _frozen_tensor(name, kinds[name], source, place, turned, notes)
+        except ModelInvalid as error:
+            raise error.within(source.file(place)) from None
+
+
+def _frozen_tensor(
+    name: str, kind: TensorType, source: TensorSource, place: str, turned: int | None, notes: list[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    size, tiny = source.size(place), 0
+    if size is None:
+        raise ModelInvalid(f"tensor {place} is missing", remedy=_WHOLE)
+    if size != (kind.rows, kind.columns):
+        raise ModelInvalid(
+            f"tensor {place} is {size[0]} by {size[1]}, not {kind.rows} by {kind.columns} values", remedy=_WHOLE
+        )
+    if kind.element == ElementType.BINARY32:
+        values = source.rows(place, 0, 1)
+        tiny = _checked(values, place, 0, STORED_EXPONENT_MAX)
+        yield name, _vector(_halved(values.T, turned).T if turned else values)
+    else:
+        parts = list[tuple[np.ndarray, np.ndarray]]()
+        for first in range(0, kind.rows, ROWS_AT_ONCE):
+            values = source.rows(place, first, ROWS_AT_ONCE)
+            tiny += _checked(values, place, first, WEIGHT_EXPONENT_MAX + 1)
+            parts.append(frozen(values))
         for part, found in zip((name, exponents_of(name)), zip(*parts, strict=True), strict=True):
             whole = np.concatenate(found)
-            tensors[part] = _halved(whole, heads or 1) if interleaved else whole
-    return Model(shape, tensors)
+            yield part, _halved(whole, turned) if turned else whole
+    if tiny:
+        file = source.file(place)
+        notes.append(f"{file + ': ' if file else ''}tensor {place}: {tiny} values below 2^-100 are taken as 0")
 
 
-def _rows(file: GgufFile, name: str) -> Iterator[np.ndarray]:
-    for first in range(0, file.tensors[name].rows, ROWS_AT_ONCE):
-        yield file.values(name, first, ROWS_AT_ONCE)
+def model_from_tensors(
+    shape: LlamaShape, source: TensorSource, places: Mapping[str, str], *, interleaved: bool
+) -> Model:
+    """Return a model with the tensors that ``frozen_tensors`` yields. Raises ModelInvalid."""
+    notes = list[str]()
+    tensors = dict(frozen_tensors(shape, source, places, notes, interleaved=interleaved))
+    return Model(shape, tensors, tuple(notes))
+
+
+def _checked(values: np.ndarray, place: str, first: int, exponent: int) -> int:
+    """Return how many values are too small to be kept. Raises ModelInvalid for one not finite or too large.
+
+    ``first`` is the tensor's row that the values begin with.
+    """
+    size = np.abs(values)
+    if not (size < 2.0**exponent).all():
+        row, column = (int(at) for at in np.argwhere(~(size < 2.0**exponent))[0])
+        raise ModelInvalid(
+            f"tensor {place} has {values[row, column]} at row {first + row}, column {column};"
+            f" finite values below 2^{exponent} are read",
+            remedy="Training has diverged or the file is damaged: take another checkpoint",
+        )
+    return int(np.count_nonzero(size < 2.0**STORED_EXPONENT_MIN) - np.count_nonzero(size == 0.0))
+
+
+class _GgufSource:
+    """The tensors of a GGUF file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+
+    def size(self, place: str) -> tuple[int, int] | None:
+        held = self._file.tensors.get(place)
+        return None if held is None else (held.rows, held.columns)
+
+    def rows(self, place: str, first: int, count: int) -> np.ndarray:
+        return self._file.values(place, first, count)
+
+    def file(self, _place: str) -> str:
+        return ""
 
 
 def _halved(rows: np.ndarray, heads: int) -> np.ndarray:

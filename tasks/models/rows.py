@@ -5,7 +5,6 @@ Every fault is named with its line and column, before anything is computed or pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from tasks.models.errors import RowsInvalid
+from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
 
 __all__ = ["LONG_ROWS", "Example", "TokenRows", "examples_of", "make_rows"]
@@ -91,25 +91,9 @@ def _decoded(number: int, line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RowsInvalid("bytes that are no UTF-8", number, error.start + 1) from None
     try:
-        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
-    except json.JSONDecodeError as error:
-        raise RowsInvalid(f"not valid JSON: {error.msg}", number, error.colno) from None
-    except (ValueError, RecursionError) as error:
-        raise RowsInvalid(f"not valid JSON: {str(error)[:80]}", number) from None
-    if not isinstance(found, dict):
-        raise RowsInvalid(f"a JSON object expected, not {type(found).__name__}", number, 1)
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("one name twice in an object")
-    return found
+        return read_object(text)
+    except JsonFault as fault:
+        raise RowsInvalid(str(fault), number, fault.column) from None
 
 
 def _text(number: int, fields: Mapping[str, Any], name: str) -> str:

@@ -99,6 +99,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.supervisor": "starts, watches and ends job processes",
     "consensus.guard_log": "keeps the guard's record and the journal in files; the rules are consensus.guard's",
     "p2p.config": "options hold paths; nothing here opens one",
+    "tasks.models.opening": "opens the files of a model",
     "tasks.engines.builtin_datasets": "reads the digits of scikit-learn from its package",
     "tasks.engines.torch_arrays": "looks for a GPU driver before it imports torch",
     "tasks.executor.journal": "keeps finished segments in files",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -50,7 +51,9 @@ from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.models.errors import ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.gguf import read_gguf
+from tasks.models.huggingface import Checkpoint, ends_of, shards_of
 from tasks.models.rows import examples_of, make_rows
+from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.proofs import (
     LEAF_LIMIT_BYTES,
     Break,
@@ -86,13 +89,16 @@ from tests.fuzz.targets.samples import (
     STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
+from tests.tasks.programs.llamas import TINY
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
 CLAIM = claim_of_size(bytes(32), make_spec(), 1, bytes(32))
 assert CLAIM is not None
 CLAIM_VALUE = claim_to_value(CLAIM._replace(hashes=(bytes(32),), chunks=(BlobChunk(0, b"chunk", (bytes(32),)),)))
 RUN = Job.of(make_spec())
+SHARED_MODEL = safetensors(tensors_of(TINY))
 STATE = initial_state(RUN.plan)
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7, 12, STATE.encode())
 
@@ -165,6 +171,29 @@ def _model_files() -> tuple[bytes, ...]:
         gguf(settings, {"one": values}, {"one": 3}),
         gguf({}, whole, {name: int(name[1:]) for name in whole}),
     )
+
+
+def _shared_model_file(data: bytes) -> None:
+    file = read_safetensors(data)
+    for name in file.tensors:
+        file.values(name)
+
+
+def _shared_model_files() -> tuple[bytes, ...]:
+    values = {f"model.layers.{at}.weight": np.arange(6.0).reshape(2, 3) for at in range(3)}
+    return (
+        safetensors(values, dict(zip(values, ("F32", "F16", "BF16"), strict=True))),
+        write_safetensors({"one": np.ones(4, dtype=np.float32)}, {"format": "pt"}),
+    )
+
+
+def _model_settings(data: bytes) -> None:
+    Checkpoint(data, {"model.safetensors": read_safetensors(SHARED_MODEL)})
+
+
+def _model_index(data: bytes) -> None:
+    shards_of(data)
+    ends_of(("config.json", data))
 
 
 class _Letters:
@@ -249,6 +278,20 @@ def targets() -> Iterator[tuple[str, Target]]:
             memory=160,
         ),
     )
+    yield "model file of safetensors", Target(
+        _shared_model_file, _shared_model_files(),
+        tuple(f"tasks.models.safetensors:{name}" for name in ("read_safetensors", "_expanded")),
+        (ModelInvalid, ModelUnsupported), memory=160,
+    )  # fmt: skip
+    yield "settings of a model", Target(
+        _model_settings, (json.dumps(config_of(TINY)).encode(),),
+        ("tasks.models.strict_json:read_object",), (ModelInvalid, ModelUnsupported), memory=160,
+    )  # fmt: skip
+    yield "index of a model's files", Target(
+        _model_index,
+        (b'{"metadata": {"total_size": 8}, "weight_map": {"a": "model-1.safetensors"}, "eos_token_id": [1, 2]}',),
+        (), (ModelInvalid,), memory=160,
+    )  # fmt: skip
     yield (
         "training rows",
         Target(

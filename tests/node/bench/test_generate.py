@@ -11,7 +11,7 @@ import node.bench.generate
 from node.bench.generate import PROMPT, PlainDecoder, run, smollm_file
 from tasks.models.decoding import Decoder
 from tasks.models.llama import model_from_gguf
-from tasks.models.tokens import Tokeniser
+from tasks.models.tokens import tokeniser_from_gguf
 from tests.tasks.programs.engines import NAMES, engine
 
 ANSWER = "The capital of France is Paris."
@@ -34,7 +34,7 @@ def test_a_made_up_model_is_decoded_as_plain_float32_does(monkeypatch: pytest.Mo
 def test_a_real_model_answers(name: str) -> None:
     file = smollm_file()
     assert file is not None
-    model, tokeniser = model_from_gguf(file), Tokeniser(file.settings)
+    model, tokeniser = model_from_gguf(file), tokeniser_from_gguf(file.settings)
     prompt = tokeniser.encode(PROMPT)
     assert tokeniser.decode(prompt).startswith("system\nYou are a helpful AI assistant")
     decoder = Decoder(model, engine(name))

@@ -113,7 +113,7 @@ def test_any_change_gives_a_model_or_a_typed_error(changes: list[tuple[int, int]
         ({"llama.block_count": 1}, "blk.1"),
         ({"llama.attention.head_count": 5}, "heads"),
         ({"llama.context_length": "64"}, "no integer"),
-        ({"llama.embedding_length": 48}, "is not"),
+        ({"llama.embedding_length": 48}, "67 by 24, not 67 by 48"),
     ],
 )
 def test_a_model_that_no_program_computes_is_refused(change: dict[str, object], said: str) -> None:

@@ -1,0 +1,141 @@
+"""Opening a model that lies on a disk: one GGUF file, or a folder (or a file in it) of safetensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tasks.models.errors import ModelError, ModelInvalid
+from tasks.models.gguf import read_gguf
+from tasks.models.huggingface import (
+    CONFIG,
+    CONFIG_BYTES_MAX,
+    ENDS,
+    INDEX,
+    INDEX_BYTES_MAX,
+    TOKENISER,
+    WEIGHTS,
+    Checkpoint,
+    ends_of,
+    shards_of,
+)
+from tasks.models.llama import Model, model_from_gguf
+from tasks.models.safetensors import read_safetensors
+from tasks.models.tokens import JSON_BYTES_MAX, Tokeniser, tokeniser_from_gguf, tokeniser_from_json
+
+__all__ = ["FileContent", "OpenModel", "open_model"]
+
+_FOLDER: Final = f"A folder needs {CONFIG}, {TOKENISER}, and {WEIGHTS} or {INDEX}"
+
+
+class FileContent:
+    """A file that is read a slice at a time. Raises OSError where it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size, self._name = os.fstat(self._file).st_size, path.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """Return bytes. Raises ModelInvalid if the file has become shorter since it was opened."""
+        start, end, step = part.indices(self._size)
+        assert step == 1, step
+        found, at = bytearray(max(end - start, 0)), 0
+        while at < len(found):
+            taken = os.preadv(self._file, [memoryview(found)[at:]], start + at)
+            if not taken:
+                raise ModelInvalid("the file was changed while it was read", file=self._name)
+            at += taken
+        return bytes(found)
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model whose files are open. ``load`` freezes its weights, ``tokeniser`` needs the extra ``models``."""
+
+    load: Callable[[], Model]
+    tokeniser: Callable[[], Tokeniser]
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[OpenModel]:
+    """Open the files of a model. Raises ModelInvalid and ModelUnsupported, which name file and remedy."""
+    with ExitStack() as opened:
+        if path.is_file() and path.suffix == ".gguf":
+            yield _gguf(path, opened)
+        else:
+            yield _folder(path if path.is_dir() else path.parent, opened, None if path.is_dir() else path.name)
+
+
+def _content(path: Path, opened: ExitStack) -> FileContent:
+    try:
+        return opened.enter_context(FileContent(path))
+    except OSError as error:
+        raise ModelInvalid(f"not readable: {error.strerror}", file=path.name, remedy=_FOLDER) from None
+
+
+def _bytes(path: Path, limit: int, opened: ExitStack) -> bytes:
+    """Return a whole file and at most one byte more than allowed: whoever reads it refuses that by name."""
+    return _content(path, opened)[: limit + 1]
+
+
+def _gguf(path: Path, opened: ExitStack) -> OpenModel:
+    content = _content(path, opened)
+    with _named(path.name):
+        file = read_gguf(content)
+
+    def load() -> Model:
+        with _named(path.name):
+            return model_from_gguf(file)
+
+    def tokeniser() -> Tokeniser:
+        with _named(path.name):
+            return tokeniser_from_gguf(file.settings)
+
+    return OpenModel(load, tokeniser)
+
+
+def _folder(folder: Path, opened: ExitStack, weights: str | None) -> OpenModel:
+    config = _bytes(folder / CONFIG, CONFIG_BYTES_MAX, opened)
+    shards = None
+    if weights is None and not (folder / WEIGHTS).exists():
+        shards = shards_of(_bytes(folder / INDEX, INDEX_BYTES_MAX, opened))
+    files = {}
+    for name in shards or [weights or WEIGHTS]:
+        with _named(name):
+            files[name] = read_safetensors(_content(folder / name, opened))
+    checkpoint = Checkpoint(config, files, shards)
+
+    def tokeniser() -> Tokeniser:
+        settings = [(CONFIG, config)]
+        if (folder / ENDS).exists():
+            settings.append((ENDS, _bytes(folder / ENDS, CONFIG_BYTES_MAX, opened)))
+        data = _bytes(folder / TOKENISER, JSON_BYTES_MAX, opened)
+        with _named(TOKENISER):
+            return tokeniser_from_json(data, checkpoint.shape.vocabulary, ends_of(*settings))
+
+    return OpenModel(checkpoint.model, tokeniser)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Give errors the name of the file that they are about."""
+    try:
+        yield
+    except ModelError as error:
+        raise error.within(name) from None

@@ -1,0 +1,40 @@
+"""JSON from strangers: one object, no name twice, no number that JSON does not have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["JsonFault", "read_object"]
+
+
+class JsonFault(ValueError):
+    """What is wrong with a text; ``column`` is where, as far as it is one place."""
+
+    def __init__(self, text: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(text)
+        self.line, self.column = line, column
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """Return the one JSON object of a text. Raises JsonFault."""
+    try:
+        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
+    except json.JSONDecodeError as error:
+        raise JsonFault(f"not valid JSON: {error.msg}", error.lineno, error.colno) from None
+    except (ValueError, RecursionError) as error:
+        raise JsonFault(f"not valid JSON: {str(error)[:80]}") from None
+    if not isinstance(found, dict):
+        raise JsonFault(f"a JSON object expected, not {type(found).__name__}", 1, 1)
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("one name twice in an object")
+    return found
