@@ -61,7 +61,8 @@ CHUNKS_MAX: Final = 4
 """Chunks that a claim opens: a node and what it follows from may each lie in two."""
 PIECE_CHUNKS: Final = PIECE_BYTES // BLOB_CHUNK_BYTES
 PATH_MAX: Final = PIECE_CHUNKS.bit_length()
-_PIECES_MAX: Final = -(-DATASET_BLOB_BYTES_MAX // PIECE_BYTES)
+_PIECES_MAX: Final = -(-DATASET_BLOB_BYTES_MAX // PIECE_BYTES) + 1
+"""A cipher has one piece more at most: the hashes of its plain chunks follow it."""
 _OFFSET_LIMIT: Final = BLOB_PIECES_MAX * PIECE_BYTES
 _SIZE_LIMIT: Final = _OFFSET_LIMIT + 1
 
@@ -211,19 +212,22 @@ def read_chunks(chunks: Mapping[int, bytes], chunk_bytes: int, start: int, stop:
     return bytes(found)
 
 
-def check_claim(spec: JobSpec, claim: InputClaim, plain_of: PlainOf | None = None) -> None:
+def check_claim(
+    spec: JobSpec, claim: InputClaim, plain_of: PlainOf | None = None, *, blob_bytes: int | None = None
+) -> None:
     """Return if a claim proves that a task's blob is not its data set. Raises ClaimUnproven.
 
-    ``plain_of`` decrypts chunk ``number`` where the blob is a cipher of the data set.
+    ``plain_of`` decrypts chunk ``number`` where the blob is a cipher of the data set. ``blob_bytes`` is the size
+    that the blob must have, by default that of the data set.
     """
     if blob_name(claim.size, claim.pieces) != spec.dataset.blob:
         raise ClaimUnproven("another blob than the task's data set")
-    layout = layout_of(spec)
+    wanted = layout_of(spec).size if blob_bytes is None else blob_bytes
     if claim.fault is Fault.SIZE:
-        if claim.size == layout.size:
+        if claim.size == wanted:
             raise ClaimUnproven("the blob has the size of the data set")
         return
-    if claim.size != layout.size:
+    if claim.size != wanted:
         raise ClaimUnproven("the fault of this blob is its size")
     shown = _Shown(claim, plain_of)
     if not is_fault(spec, claim.fault, claim.place, shown):
@@ -281,15 +285,19 @@ def _top(layout: Layout, tensor: int) -> NodePlace:
 # Finding
 
 
-def find_fault(task: bytes, spec: JobSpec, content: bytes, cipher: bytes | None = None) -> InputClaim | None:
+def find_fault(
+    task: bytes, spec: JobSpec, content: bytes, cipher: bytes | None = None, *, blob_bytes: int | None = None
+) -> InputClaim | None:
     """Return the claim against a blob that is not the data set of a job; None if it is.
 
-    Where the blob is a cipher, ``content`` is what it decrypts to. Takes up to three seconds for the largest.
+    Where the blob is a ``cipher``, ``content`` is what it decrypts to, and ``blob_bytes`` the size that it must
+    have. Takes up to three seconds for the largest.
     """
-    layout, blob = layout_of(spec), content if cipher is None else cipher
+    blob = content if cipher is None else cipher
     hashes = tuple(piece_hash(blob[at : at + PIECE_BYTES]) for at in range(0, len(blob), PIECE_BYTES))
-    if len(blob) != layout.size:
-        return claim_of_size(task, spec, len(blob), pieces_digest(hashes))
+    wrong = claim_of_size(task, spec, len(blob), pieces_digest(hashes), blob_bytes=blob_bytes)
+    if wrong is not None:
+        return wrong
     found = first_fault(spec, content)
     if found is None:
         return None
@@ -299,9 +307,11 @@ def find_fault(task: bytes, spec: JobSpec, content: bytes, cipher: bytes | None 
     return InputClaim(task, fault, place, len(blob), pieces_digest(hashes), hashes, chunks)
 
 
-def claim_of_size(task: bytes, spec: JobSpec, size: int, pieces: bytes) -> InputClaim | None:
-    """Return the claim against a blob of another size than the data set's; None if it has that size."""
-    if size == layout_of(spec).size:
+def claim_of_size(
+    task: bytes, spec: JobSpec, size: int, pieces: bytes, *, blob_bytes: int | None = None
+) -> InputClaim | None:
+    """Return the claim against a blob of another size than it must have; None if it has that size."""
+    if size == (layout_of(spec).size if blob_bytes is None else blob_bytes):
         return None
     return InputClaim(task, Fault.SIZE, _NOWHERE, size, pieces, (), ())
 

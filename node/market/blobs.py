@@ -29,6 +29,7 @@ from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.sealed import sealed_size
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.custody_records import find_custody
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.queries import tasks_by_requester
@@ -135,8 +136,9 @@ class GatewayBlobs:
         makers = [record.worker, record.requester]
         limit_bytes = 0
         if name == spec.dataset.blob:
-            limit_bytes = DATASET_BLOB_BYTES_MAX
+            limit_bytes = sealed_size(DATASET_BLOB_BYTES_MAX)
             makers.reverse()
+            makers += input_holders(self._state, task)
         elif window is not None and window < record.next_window:
             found = load_window(self._state, task, window)
             makers.insert(0, found.worker)

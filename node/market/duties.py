@@ -47,7 +47,7 @@ from tasks.executor.failure_count import ENDS_MAX, JobEnd
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import CHILD_MODULE, ProcessOptions
 from tasks.ledger.check_fund import fund_balance
-from tasks.ledger.custody_queries import custody_duties
+from tasks.ledger.custody_queries import custody_duties, input_holders
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import count_parked
@@ -140,6 +140,7 @@ class DutyService:
         self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
         self._inputs = inputs = Inputs(network, wallet.address)
         inputs.keys = keys
+        inputs.custodians = partial(input_holders, ledger.store)
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
         )

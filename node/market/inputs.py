@@ -5,7 +5,7 @@ Any node may be the source: a blob's name is its hash, and a state is checked ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -20,10 +20,18 @@ from p2p.service import Network
 from state.primitives.errors import DekubeError, ProtocolError
 from state.primitives.manifests import MANIFEST_BYTES_MAX, Manifest, pieces_digest
 from tasks.claims import InputClaim, claim_of_size, find_fault, say_fault
-from tasks.custody.chunks import BlobCommitment, ChunkProof, CipherBlob
+from tasks.custody.chunks import BlobCommitment, ChunkProof
 from tasks.custody.errors import ChunkInvalid
-from tasks.custody.keys import PUBLIC_TASK_KEY, derive_key, window_key_name
-from tasks.custody.sealed import OutputIsGarbage, crypt_blob, open_output, sealed_size, state_key
+from tasks.custody.inputs import find_keyed_fault
+from tasks.custody.sealed import (
+    OutputIsGarbage,
+    crypt_blob,
+    input_blob_size,
+    open_output,
+    public_output,
+    sealed_size,
+    state_key,
+)
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.state import TrainingState
 from tasks.ledger.records import WindowRecord
@@ -106,6 +114,8 @@ class Inputs:
         """Searches for holders of a data set that no peer has."""
         self.keys: TaskKeys | None = None
         """Keys of private tasks; without them such a task has no readable blob here."""
+        self.custodians: Callable[[bytes], Sequence[bytes]] = lambda _task: ()
+        """Machines that have signed for the data set of a task."""
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
         self._reading_dataset = trio.Lock()
 
@@ -121,12 +131,13 @@ class Inputs:
         return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
     async def dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
-        """Return the encoded data set of a job, checked against its root.
+        """Return the encoded data set of a job, checked against its root. Its custodians are asked first.
 
         Raises InputUnavailable, and DatasetWrong where the blob is another one.
         """
+        supply = self._with_custodians(supply, task)
         try:
-            await self.obtain(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
+            await self.obtain_dataset(spec, supply, task)
         except InputUnavailable as error:
             claim = await self._claim_of_size(spec, supply, task)
             if claim is None:
@@ -137,11 +148,11 @@ class Inputs:
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
-            data = await self.fetch(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
-            cipher = None
+            data = await self.fetch(spec.dataset.blob, supply, self._dataset_limit(task), task)
             if key is not None:
-                cipher, data = data, await trio.to_thread.run_sync(crypt_blob, key, spec.dataset.root, data)
-            claim = await trio.to_thread.run_sync(find_fault, task, spec, data, cipher)
+                data, claim = await trio.to_thread.run_sync(find_keyed_fault, task, spec, data, key)
+            else:
+                claim = await trio.to_thread.run_sync(find_fault, task, spec, data)
             if claim is not None:
                 raise DatasetWrong(say_fault(spec, claim.fault, claim.place, claim.size), claim)
             while len(self._datasets) >= DATASETS_HELD_MAX:
@@ -149,8 +160,25 @@ class Inputs:
             self._datasets[spec.dataset.blob] = (spec.dataset.root, data)
             return data
 
+    async def obtain_dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> None:
+        """Fetch the blob of a job's data set to this machine's disk. Raises InputUnavailable."""
+        supply = self._with_custodians(supply, task)
+        await self.obtain(spec.dataset.blob, supply, self._dataset_limit(task), task)
+
+    def _with_custodians(self, supply: Supply, task: bytes) -> Supply:
+        found = [address for address in self.custodians(task) if address != self._own]
+        return supply._replace(sources=list(dict.fromkeys([*found, *supply.sources])))
+
+    def _has_input_keys(self, task: bytes) -> bool:
+        terms = None if self.keys is None else self.keys.terms(task)
+        return terms is not None and terms.inputs > 0
+
+    def _dataset_limit(self, task: bytes) -> int:
+        return sealed_size(DATASET_BLOB_BYTES_MAX) if self._has_input_keys(task) else DATASET_BLOB_BYTES_MAX
+
     async def _claim_of_size(self, spec: JobSpec, supply: Supply, task: bytes) -> InputClaim | None:
         """Return the claim against a blob that is too large to be fetched, if somebody shows its manifest."""
+        wanted = input_blob_size(spec) if self._has_input_keys(task) else None
         for source in supply.sources[:MANIFEST_SOURCES_MAX]:
             with suppress(DekubeError):
                 data = await self._network.request(
@@ -158,13 +186,13 @@ class Inputs:
                 )
                 manifest = Manifest.decode(data)
                 if manifest.blob_id == spec.dataset.blob:
-                    return claim_of_size(task, spec, manifest.size_bytes, pieces_digest(manifest.hashes))
+                    pieces = pieces_digest(manifest.hashes)
+                    return claim_of_size(task, spec, manifest.size_bytes, pieces, blob_bytes=wanted)
         return None
 
     async def _input_key(self, task: bytes) -> bytes | None:
         """Return the key of a private task's data set; None where it is public. Raises InputUnavailable."""
-        terms = None if self.keys is None else self.keys.terms(task)
-        if self.keys is None or terms is None or not terms.inputs:
+        if self.keys is None or not self._has_input_keys(task):
             return None
         try:
             return await trio.to_thread.run_sync(self.keys.input_key, task, DATASET_INPUT)
@@ -313,8 +341,9 @@ def _is_committed(window: WindowRecord, content: bytes) -> bool:
     """Tell whether a public output is the one that its worker committed to for custody."""
     if not window.proof.custody:
         return False
-    key = derive_key(PUBLIC_TASK_KEY, window_key_name(window.number))
-    return bool(content) and CipherBlob(key, content).commitment == BlobCommitment(*window.proof.custody)
+    return bool(content) and public_output(window.number, content).commitment == BlobCommitment(
+        *window.proof.custody
+    )
 
 
 def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:

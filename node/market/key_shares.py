@@ -1,9 +1,9 @@
 """Shares of a task's key at machines with role storage, for a requester that is offline (market.md 11.10).
 
 The requester's node hands a share to each of some machines, with the hashes of all shares under its signature. A
-machine also keeps the encrypted data set, so that a worker finds both. It gives its share to the worker that the
-chain has assigned, and to nobody else. Who holds shares is not on chain: machines are asked in an order that
-follows from the task.
+machine also keeps the encrypted data set where no custodians do, so that a worker finds both. It gives its share
+to the worker that the chain has assigned, and to nobody else. Who holds shares is not on chain: machines are asked
+in an order that follows from the task.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SIGNATURE_BYTES, recover_address
 from tasks.custody.errors import SharesInvalid
 from tasks.custody.keys import KEY_BYTES
+from tasks.custody.sealed import sealed_size
 from tasks.custody.shares import (
     HOLDERS_MAX,
     Share,
@@ -48,6 +49,7 @@ from tasks.custody.shares import (
 from tasks.custody.wraps import public_key_of, unwrap_share, wrap_share
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.errors import TaskUnknown
+from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.records import load_spec, load_task
 from tasks.ledger.registry import NodeRole, candidates
@@ -67,6 +69,7 @@ _log = structlog.get_logger("keys")
 
 METHOD_KEEP_SHARE: Final = "keep share"
 METHOD_SHARE: Final = "task share"
+PIN: Final = "share"
 KEEP_BYTES_MAX: Final = 4_096
 MACHINES_ASKED_MAX: Final = 64
 """Machines that are asked for a share, or to keep one, of those with role storage."""
@@ -181,15 +184,16 @@ class KeyShares:
         for task in self._files.tasks():
             try:
                 if load_task(self._ledger.store, task).phase not in ENDED:
-                    wanted.add(load_spec(self._ledger.store, task).dataset.blob)
+                    if not input_holders(self._ledger.store, task):
+                        wanted.add(load_spec(self._ledger.store, task).dataset.blob)
                     continue
             except TaskUnknown:
                 pass
             self._files.remove(task)
         for name in wanted - self._pinned:
-            self._blobs.pin(name)
+            self._blobs.pin(name, PIN)
         for name in self._pinned - wanted:
-            self._blobs.unpin(name)
+            self._blobs.unpin(name, PIN)
         self._pinned = wanted
 
     # As a requester
@@ -255,16 +259,21 @@ class KeyShares:
         book.check(peer)
         if self._keys.terms(task) is None:
             raise SharePending("the task has no keys yet")
-        blob = load_spec(store, task).dataset.blob
-        limit_bytes = min(DATASET_BLOB_BYTES_MAX, self._room())
-        with trio.move_on_after(FETCH_S):
-            await self._inputs.obtain(blob, Supply([peer], trio.current_time() + FETCH_S), limit_bytes)
-        if not self._blobs.is_complete(blob):
-            raise SharePending("the data set is not here yet")
+        if not input_holders(store, task):
+            await self._have_dataset(load_spec(store, task).dataset.blob, peer)
         await trio.to_thread.run_sync(self._files.put, task, body)
         self.tidy()
         _log.info("a share of a key is kept", task=task, requester=peer)
         return b""
+
+    async def _have_dataset(self, blob: bytes, requester: bytes) -> None:
+        """Fetch the encrypted data set of a task that has no custodians for it. Raises SharePending."""
+        assert self._room is not None
+        limit_bytes = min(sealed_size(DATASET_BLOB_BYTES_MAX), self._room())
+        with trio.move_on_after(FETCH_S):
+            await self._inputs.obtain(blob, Supply([requester], trio.current_time() + FETCH_S), limit_bytes)
+        if not self._blobs.is_complete(blob):
+            raise SharePending("the data set is not here yet")
 
     async def _serve_share(self, peer: bytes, body: bytes) -> bytes:
         self._keys.check_asker(peer)

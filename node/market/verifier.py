@@ -195,7 +195,7 @@ class TaskVerifier:
         try:
             await self._inputs.unlock(duty.task, duty.window)
             leaves = await self._inputs.leaves(spec, window, supply)
-            await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, duty.task)
+            await self._inputs.obtain_dataset(spec, supply, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
             return _unavailable(duty, error)

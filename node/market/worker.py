@@ -14,7 +14,6 @@ import trio
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.inputs import DATASET_INPUT, DatasetWrong, Inputs, InputUnavailable, Supply
-from node.market.keeper import public_output
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
 from node.market.task_keys import TaskKeys, WindowSeal
@@ -27,6 +26,7 @@ from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value, say_divergence
 from tasks.custody.keys import key_proof_to_value
+from tasks.custody.sealed import public_output
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
@@ -238,7 +238,8 @@ class Worker:
     async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
         """Return the data set, and the state to start from where neither journal nor job has it."""
         self._promises.keep_dataset(task, spec.dataset.blob)
-        dataset = await self._inputs.dataset(spec, Supply(self._inputs.peers()), task)
+        requester = load_task(self._ledger.store, task).requester
+        dataset = await self._inputs.dataset(spec, Supply(self._inputs.peers(requester)), task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
             before = load_window(self._ledger.store, task, duty.window - 1)

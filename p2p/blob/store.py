@@ -75,7 +75,8 @@ class BlobStore:
         self._blobs: dict[bytes, _Blob] = {}
         self._bytes = 0
         self._uses = 0
-        self._pinned: set[bytes] = set()
+        self._pinned: dict[bytes, set[str]] = {}
+        """Blobs that are never evicted, each with the purposes that it was pinned for."""
         try:
             root.mkdir(parents=True, exist_ok=True)
             entries = [(path.stat().st_mtime, path) for path in root.iterdir() if _NAME.fullmatch(path.name)]
@@ -119,15 +120,18 @@ class BlobStore:
                 raise BlobUnavailable("the blob was removed during the operation")
             return [index for index in range(len(blob.manifest.hashes)) if index not in blob.have]
 
-    def pin(self, name: bytes) -> None:
-        """Never evict this blob while this process runs."""
+    def pin(self, name: bytes, purpose: str = "") -> None:
+        """Never evict this blob while this process runs, until it is unpinned for each purpose."""
         with self._lock:
-            self._pinned.add(name)
+            self._pinned.setdefault(name, set()).add(purpose)
 
-    def unpin(self, name: bytes) -> None:
-        """Allow the eviction of a pinned blob."""
+    def unpin(self, name: bytes, purpose: str = "") -> None:
+        """End a pin: one purpose does not end another's."""
         with self._lock:
-            self._pinned.discard(name)
+            purposes = self._pinned.get(name, set())
+            purposes.discard(purpose)
+            if not purposes:
+                self._pinned.pop(name, None)
 
     def kept_bytes(self, besides: Collection[bytes] = ()) -> int:
         """Return the size of content that cannot be evicted, pinned or in use, without the blobs in

@@ -593,9 +593,10 @@ def _result(
 
 
 def _dataset_limit() -> int:
+    from tasks.custody.sealed import sealed_size
     from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 
-    return DATASET_BLOB_BYTES_MAX
+    return sealed_size(DATASET_BLOB_BYTES_MAX)
 
 
 def _output_limit(spec: JobSpec) -> int:
@@ -641,11 +642,9 @@ class Opener(NamedTuple):
     def dataset(self, data: bytes) -> bytes:
         """Return the plain data set; it is checked where it is read."""
         from tasks.custody.keys import derive_key, input_key_name
-        from tasks.custody.sealed import crypt_blob
+        from tasks.custody.sealed import open_input
 
-        if not self.inputs:
-            return data
-        return crypt_blob(derive_key(self.task_key, input_key_name(0)), self.spec.dataset.root, data)
+        return open_input(derive_key(self.task_key, input_key_name(0)), self.spec, data) if self.inputs else data
 
 
 def _spec_of(task: Task) -> JobSpec:

@@ -13,9 +13,19 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import BLOB_CHUNK_BYTES
 from state.primitives.merkle import MerkleProof, MerkleTree, verify_merkle_proof
-from tasks.claims import ClaimUnproven, Fault, InputClaim, check_claim, first_fault, is_fault, read_chunks
+from tasks.claims import (
+    ClaimUnproven,
+    Fault,
+    InputClaim,
+    check_claim,
+    find_fault,
+    first_fault,
+    is_fault,
+    read_chunks,
+)
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, crypt_chunk
 from tasks.custody.layout import PlainChunk, plain_chunk_from_value, plain_chunk_to_value
+from tasks.custody.sealed import input_blob_size, open_input
 from tasks.engines.dataset_layout import TENSORS, NodePlace
 from tasks.spec import JobSpec
 
@@ -24,6 +34,7 @@ __all__ = [
     "PlainClaim",
     "check_keyed_claim",
     "check_plain_claim",
+    "find_keyed_fault",
     "find_plain_fault",
     "plain_claim_from_value",
     "plain_claim_to_value",
@@ -95,7 +106,13 @@ def check_keyed_claim(spec: JobSpec, claim: InputClaim, key: bytes) -> None:
         index, offset = divmod(number * BLOB_CHUNK_BYTES, CHUNK_BYTES)
         return crypt_chunk(key, spec.dataset.root, index, content, offset)
 
-    check_claim(spec, claim, plain_of)
+    check_claim(spec, claim, plain_of, blob_bytes=input_blob_size(spec))
+
+
+def find_keyed_fault(task: bytes, spec: JobSpec, blob: bytes, key: bytes) -> tuple[bytes, InputClaim | None]:
+    """Return what a private input decrypts to, and the claim against it; None if that is its job's data set."""
+    content = open_input(key, spec, blob)
+    return content, find_fault(task, spec, content, blob, blob_bytes=input_blob_size(spec))
 
 
 def find_plain_fault(task: bytes, spec: JobSpec, content: bytes) -> PlainClaim | None:

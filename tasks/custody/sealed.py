@@ -1,7 +1,7 @@
 """Private blobs of a task: how inputs, states and outputs lie under the task's keys (market.md 11.7).
 
-An input, or a state before a segment, lies as its cipher chunks alone. An output lies as its cipher chunks and
-then the hashes of its plain chunks: a custodian needs both, and whoever has the blob can answer for it.
+A state before a segment lies as its cipher chunks alone. An input and an output lie as their cipher chunks and
+then the hashes of the plain chunks: a custodian needs both, and whoever has the blob can answer for it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,33 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from state.primitives.codec import encode
 from state.primitives.hashing import HASH_BYTES, digest
+from tasks.claims import layout_of
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, ChunkProof, CipherBlob, Custody, crypt_chunk
 from tasks.custody.errors import ChunkInvalid, KeyInvalid
-from tasks.custody.keys import KEY_BYTES, KeyCommitments, public_key_root
+from tasks.custody.keys import (
+    KEY_BYTES,
+    PUBLIC_TASK_KEY,
+    KeyCommitments,
+    derive_key,
+    input_key_name,
+    public_key_root,
+    window_key_name,
+)
 from tasks.spec import JobSpec, encode_spec
 
 __all__ = [
     "OutputIsGarbage",
-    "SealedOutput",
+    "SealedBlob",
     "check_task_key",
     "crypt_blob",
     "custody_of",
+    "input_blob_size",
     "is_public",
+    "open_input",
     "open_output",
+    "public_input",
+    "public_output",
+    "seal_input",
     "seal_output",
     "sealed_size",
     "state_key",
@@ -43,8 +57,8 @@ class OutputIsGarbage(ChunkInvalid):
         self.chunk = chunk
 
 
-class SealedOutput(NamedTuple):
-    """A private output as it is stored, and what stands on chain of it."""
+class SealedBlob(NamedTuple):
+    """A private input or output as it is stored, and what stands on chain of it."""
 
     blob: bytes
     commitment: BlobCommitment
@@ -97,18 +111,46 @@ def crypt_blob(blob_key: bytes, context: bytes, content: bytes) -> bytes:
 
 
 def sealed_size(size: int) -> int:
-    """Return the bytes of a private output of ``size`` plain bytes as it is stored."""
+    """Return the bytes of a private input or output of ``size`` plain bytes as it is stored."""
     return size + HASH_BYTES * -(-size // CHUNK_BYTES)
 
 
-def seal_output(window_key: bytes, content: bytes) -> SealedOutput:
+def seal_output(window_key: bytes, content: bytes) -> SealedBlob:
     """Encrypt the output of a window. Raises ChunkInvalid."""
-    output = CipherBlob(window_key, content)
-    return SealedOutput(b"".join((*output.chunks, *output.plain_hashes)), output.commitment)
+    return _sealed(CipherBlob(window_key, content))
+
+
+def seal_input(input_key: bytes, root: bytes, content: bytes) -> SealedBlob:
+    """Encrypt a data set with its ``root``. Raises ChunkInvalid."""
+    return _sealed(CipherBlob(input_key, content, root))
+
+
+def _sealed(blob: CipherBlob) -> SealedBlob:
+    return SealedBlob(b"".join((*blob.chunks, *blob.plain_hashes)), blob.commitment)
+
+
+def input_blob_size(spec: JobSpec) -> int:
+    """Return the bytes of a job's private data set as it is stored."""
+    return sealed_size(layout_of(spec).size)
+
+
+def open_input(input_key: bytes, spec: JobSpec, blob: bytes) -> bytes:
+    """Return what the chunks of a private data set decrypt to: whether that is the data set is not checked."""
+    return crypt_blob(input_key, spec.dataset.root, blob[: layout_of(spec).size])
+
+
+def public_output(window: int, content: bytes) -> CipherBlob:
+    """Return the output of a window of a task with the public key, ready for custody. Raises ChunkInvalid."""
+    return CipherBlob(derive_key(PUBLIC_TASK_KEY, window_key_name(window)), content)
+
+
+def public_input(root: bytes, content: bytes) -> CipherBlob:
+    """Return a data set that everybody can read, ready for custody. Raises ChunkInvalid."""
+    return CipherBlob(derive_key(PUBLIC_TASK_KEY, input_key_name(0)), content, root)
 
 
 def custody_of(commitment: BlobCommitment, blob: bytes) -> Custody:
-    """Return what a custodian keeps of a private output. Raises ChunkInvalid for any other bytes."""
+    """Return what a custodian keeps of a private blob. Raises ChunkInvalid for any other bytes."""
     if len(blob) != sealed_size(commitment.size):
         raise ChunkInvalid(f"{sealed_size(commitment.size)} bytes expected")
     chunks = [blob[at : min(at + CHUNK_BYTES, commitment.size)] for at in range(0, commitment.size, CHUNK_BYTES)]

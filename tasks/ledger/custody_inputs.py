@@ -1,4 +1,4 @@
-"""Inputs in custody: a task whose data set has a key is no bid until others keep it (market.md R44 to R46).
+"""Inputs in custody: a task whose data set is kept by others is no bid before that (market.md R44 to R46).
 
 The custody itself is that of an output (``custody``), under a number that no window has. Its author is the
 requester, for whom no bond of a worker stands: without enough receipts the task stays out of the book.
@@ -57,8 +57,7 @@ def keep_input(case: Case, sender: bytes, blob: BlobCommitment, amount: int) -> 
     Raises CustodyOff, NotYours, WrongPhase, CustodyRefused, PaymentMissing, InsufficientBalance.
     """
     record, parameters = case.record, case.parameters
-    if not terms_of(case).inputs:
-        raise CustodyOff("the inputs of this task have no keys")
+    terms_of(case)
     if sender != record.requester:
         raise NotYours("the sender is not the requester")
     if record.phase != Phase.MATCHING or record.ending or is_firm(case):  # else it would leave the next call

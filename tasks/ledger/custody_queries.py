@@ -12,7 +12,7 @@ from state.view import Reader
 from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, CustodyRecord, find_custody
 from tasks.ledger.records import Asked, by_custodian_key
 
-__all__ = ["CustodyAction", "CustodyDuty", "custody_duties", "inputs_kept", "outputs_kept"]
+__all__ = ["CustodyAction", "CustodyDuty", "custody_duties", "input_holders", "inputs_kept", "outputs_kept"]
 
 DUTIES_MAX: Final = 4_096
 """Demands of a machine, and outputs that it was drawn for, that one look returns."""
@@ -86,6 +86,12 @@ def custody_duties(state: Reader, machine: bytes) -> list[CustodyDuty]:
 def outputs_kept(state: Reader, machine: bytes) -> list[tuple[bytes, int]]:
     """Return task and window of the outputs that a machine has signed for: its bonds bound their number."""
     return [place for place in _places(state, machine, Asked.KEPT) if place[1] != INPUT_WINDOW]
+
+
+def input_holders(state: Reader, task: bytes) -> list[bytes]:
+    """Return the machines that have signed for the input of a task."""
+    record = find_custody(state, task, INPUT_WINDOW)
+    return [] if record is None else [holder.address for holder in record.holders]
 
 
 def inputs_kept(state: Reader, machine: bytes) -> list[bytes]:

@@ -20,6 +20,7 @@ from tasks.custody.keys import (
     window_key_name,
 )
 from tasks.custody.layout import PlainChunk, plain_chunk_to_value
+from tasks.custody.sealed import input_blob_size
 from tasks.engines.state import TrainingState
 from tasks.ledger import queries
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
@@ -138,7 +139,7 @@ class KeptWorld(World):
     ) -> str | None:
         """Claim that the task's blob, a cipher, does not decrypt to its data set."""
         job = queries.task_spec(self.state, task)
-        name, found = input_key_name(0), find_fault(task, job, plain, cipher)
+        name, found = input_key_name(0), find_fault(task, job, plain, cipher, blob_bytes=input_blob_size(job))
         assert found is not None
         path = key_proof_to_value(KeyCommitments(TASK_KEY, INPUTS, job.windows).proof(name))
         claim = claim_to_value(found._replace(**changed))  # type: ignore[arg-type]

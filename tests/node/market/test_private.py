@@ -19,7 +19,7 @@ from state.primitives.genesis import read_parameters
 from tasks.custody.chunks import BlobCommitment
 from tasks.custody.errors import SharesInvalid
 from tasks.custody.keys import KeyCommitments, derive_key, input_key_name, window_key_name
-from tasks.custody.sealed import crypt_blob, open_output, task_key_of
+from tasks.custody.sealed import open_output, seal_input, task_key_of
 from tasks.custody.shares import share_hash, split_key
 from tasks.custody.wraps import public_key_of
 from tasks.engines.state import TrainingState
@@ -60,9 +60,9 @@ class PrivateMarket(Market):
         requester = self.machines[-1]
         spec = make_spec(20, 5, 10)
         self.key = task_key_of(SECRET, spec)
-        cipher = crypt_blob(derive_key(self.key, input_key_name(0)), spec.dataset.root, self.dataset)
+        sealed = seal_input(derive_key(self.key, input_key_name(0)), spec.dataset.root, self.dataset)
         assert requester.network.blobs is not None
-        blob = requester.network.blobs.add(cipher)
+        blob = requester.network.blobs.add(sealed.blob)
         requester.network.blobs.pin(blob)
         self.task_spec = spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
         parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)

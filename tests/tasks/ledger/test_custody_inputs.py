@@ -11,13 +11,14 @@ from billing.escrow import Line, Movement, Pool, Purpose, escrow_totals
 from state.primitives.codec import Value
 from state.view.accounts import balance_of
 from tasks.claims import Fault, layout_of
-from tasks.custody.chunks import CipherBlob
 from tasks.custody.inputs import PlainClaim, find_plain_fault, plain_claim_to_value
-from tasks.custody.keys import derive_key, input_key_name
+from tasks.custody.keys import derive_key, input_key_name, public_key_root
+from tasks.custody.sealed import open_input, public_input, seal_input
 from tasks.engines.dataset_layout import NodePlace
 from tasks.engines.datasets import Dataset
 from tasks.ledger import queries
 from tasks.ledger.claims import load_claim
+from tasks.ledger.custody import custody_budget
 from tasks.ledger.custody_inputs import input_budget
 from tasks.ledger.custody_queries import custody_duties, inputs_kept, outputs_kept
 from tasks.ledger.custody_records import (
@@ -28,7 +29,7 @@ from tasks.ledger.custody_records import (
     is_unreliable,
     load_custody,
 )
-from tasks.ledger.custody_transitions import CLAIM_PLAIN, END_CUSTODY
+from tasks.ledger.custody_transitions import ASK_CUSTODY, CLAIM_PLAIN, END_CUSTODY, KEEP_INPUT
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.queries import Action
@@ -114,6 +115,25 @@ def test_an_input_is_kept_for_its_requester_once_for_its_whole_budget_and_size_b
     other = world.create(job)
     world.run(other, until=lambda record: bool(record.worker))
     assert world.keep_input(other, content) == "wrong_phase"
+
+
+def test_the_input_of_a_public_task_is_kept_and_nothing_is_claimed_with_a_key() -> None:
+    world = KeptWorld()
+    world.add_machine(1, roles=WORK, manners=IDLE)
+    world.add_machine(2, roles=CHECK)
+    for at in range(3):
+        world.add_keeper(10 + at)
+    world.block()
+    job, content = data()
+    task = World.create(world, job)
+    root = public_key_root(job.windows)
+    assert world.send(REQUESTER, ASK_CUSTODY, [task, root, 0, custody_budget(job, KEPT)]) is None
+    blob = world.outputs[task, INPUT_WINDOW] = public_input(job.dataset.root, content)
+    assert world.send(REQUESTER, KEEP_INPUT, [task, *blob.commitment, input_budget(job, KEPT)]) is None
+    assert waits(world, task)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    assert len(world.holders(task, INPUT_WINDOW)) == 2
+    assert world.claim_garbage(task, 0, worker) == "key_invalid", "nobody needs a key to read it"
 
 
 def test_a_chain_without_custody_keeps_no_inputs() -> None:
@@ -340,12 +360,12 @@ def test_each_fault_of_a_plain_input_is_found_and_proven(fault: Fault) -> None:
 
 
 def keyed(content: bytes, *, is_garbage: bool = False) -> tuple[JobSpec, bytes, bytes]:
-    """A job whose blob is the cipher of ``content``, the cipher, and what it decrypts to."""
-    job = data()[0]
-    chunks = CipherBlob(derive_key(TASK_KEY, input_key_name(0)), content, job.dataset.root).chunks
-    cipher = bytes(len(content)) if is_garbage else b"".join(chunks)
-    plain = b"".join(CipherBlob(derive_key(TASK_KEY, input_key_name(0)), cipher, job.dataset.root).chunks)
-    return stray_job(cipher, job), cipher, plain
+    """A job whose blob is the cipher of ``content``, the blob, and what it decrypts to."""
+    job, key = data()[0], derive_key(TASK_KEY, input_key_name(0))
+    blob = seal_input(key, job.dataset.root, content).blob
+    if is_garbage:
+        blob = bytes(len(blob))
+    return stray_job(blob, job), blob, open_input(key, job, blob)
 
 
 @pytest.mark.parametrize("fault", [Fault.SIZE, Fault.FORM, Fault.LABEL, Fault.NODE, Fault.ROOT, Fault.GARBAGE])
@@ -387,8 +407,8 @@ def test_nothing_is_claimed_with_a_key_about_an_honest_private_blob() -> None:
         named.rows, columns, classes, named.shift, named.samples, bytes(named.rows * columns), bytes(named.rows)
     )
     job = data()[0]._replace(dataset=named._replace(root=right.root()))
-    chunks = CipherBlob(derive_key(TASK_KEY, input_key_name(0)), right.encode(), right.root()).chunks
-    job = stray_job(b"".join(chunks), job)
+    blob = seal_input(derive_key(TASK_KEY, input_key_name(0)), right.root(), right.encode()).blob
+    job = stray_job(blob, job)
     world = KeptWorld()
     world.add_machine(1, roles=WORK, manners=IDLE)
     world.add_machine(2, roles=CHECK)
@@ -398,7 +418,7 @@ def test_nothing_is_claimed_with_a_key_about_an_honest_private_blob() -> None:
         # The chunks are those of a claim about other bytes: all stand under the name, and none shows a fault.
         wrong = bytearray(right.encode())
         wrong[20_000] ^= 1
-        refusal = world.claim_keyed(task, b"".join(chunks), bytes(wrong), worker, fault=fault)
+        refusal = world.claim_keyed(task, blob, bytes(wrong), worker, fault=fault)
         assert refusal == "claim_unproven"
     assert world.task(task).phase == Phase.PREPARING
 
