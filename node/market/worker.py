@@ -128,9 +128,11 @@ class Worker:
     async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
-        lack = lack or await self._lack_of_key(task)
+        reason = Reason.JOB_UNFIT
+        if not lack:
+            lack, reason = await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
         if lack:
-            await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
+            await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1
             raise JobUnfit(lack)
         await self._wallet.send(ACCEPT_TASK, [task, duty.bond])

@@ -44,6 +44,7 @@ from tasks.ledger.settlement import (
     window_work_ms,
 )
 from tasks.ledger.trials import measured_node, measured_rate
+from tasks.ledger.words import aside_ms, is_aside, take_word
 from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "new_search",
     "on_task_due",
     "report",
+    "resume",
     "search",
     "turn_down",
     "wake",
@@ -97,6 +99,7 @@ def search(case: Case) -> None:
         deadline_ms = min(deadline_ms, case.now + parameters.replace_ms)
     in_vain = max(0, record.vain_offers + 1 - parameters.offers_ranked)
     wait_ms = min(parameters.match_retry_ms_max, parameters.match_retry_ms * in_vain)
+    wait_ms = max(wait_ms, aside_ms(case))
     case.change(
         deadline_ms=max(deadline_ms, case.now + 1), match_at_ms=case.now + wait_ms,
         bid_height=case.scope.block.height,
@@ -107,6 +110,19 @@ def new_search(case: Case) -> None:
     """Begin a search for a replacement."""
     case.change(match_by_ms=case.now + case.parameters.replace_ms_max)
     search(case)
+
+
+def resume(case: Case) -> None:
+    """Begin the search again that the requester's task has paused, or that waits for what machines said (R53).
+
+    Raises WrongPhase.
+    """
+    if not is_aside(case):
+        case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
+        if case.record.attempts >= case.parameters.attempts_max:
+            case.change(attempts=0)
+        new_search(case)
+    case.change(match_at_ms=case.now, bid_height=case.scope.block.height)
 
 
 def _put_off(case: Case) -> None:
@@ -309,14 +325,17 @@ def report(case: Case, reason: Reason, worker: bytes = b"") -> None:
     )
 
 
-def turn_down(case: Case, reason: Reason, *, is_excused: bool = False) -> None:
+def turn_down(case: Case, reason: Reason, *, is_excused: bool = False, is_against: bool = False) -> None:
     """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause.
 
-    Who gives no excuse pays a fine instead of the pause. Who says nothing at all has both, for it may be off.
+    Who gives no excuse pays a fine instead of the pause. Who says nothing at all has both, for it may be off. Who
+    cannot have the inputs has none until others prove that they can be had.
     """
     worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
     has_paid = not is_excused and _fine_unstarted(case, worker)
-    if has_paid and reason != Reason.ACCEPT_TIMEOUT:
+    if is_against and take_word(case, worker):
+        pass
+    elif has_paid and reason != Reason.ACCEPT_TIMEOUT:
         reputation.count_decline(case.state, worker, case.now, case.parameters)
     else:
         reputation.mark_decline(case.state, worker, case.now, held_ms, case.parameters)

@@ -13,6 +13,7 @@ from tasks.ledger.progress import arm_running, free_slot
 from tasks.ledger.records import Opened
 from tasks.ledger.settlement import charge_of, has_standing, may_open
 from tasks.ledger.verification import prove
+from tasks.ledger.words import refute_words
 from tasks.programs.divergence import Divergence, diverged_root, is_store
 from tasks.proofs import WindowProof
 
@@ -95,6 +96,7 @@ def _take(case: Case, proof: WindowProof, step_to: int) -> None:
         raise ProofMismatch(f"the window has {segments} segments")
     check_custody(case, proof)
     prove(case, proof)
+    refute_words(case)
     case.change(
         next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0,
         open_charge=record.open_charge + charge,

@@ -21,6 +21,7 @@ __all__ = [
     "mark_decline",
     "mark_doubt",
     "mark_failure",
+    "mark_refuted",
     "mark_success",
     "reputation_milli",
 ]
@@ -29,6 +30,8 @@ DOUBT: Final = 2
 """What an argument about a blob adds to the doubts of both sides; each window that is verified takes one away. So
 who is honest has none in the long run, unless a third of those that it meets want to give it some."""
 DOUBTS_MAX: Final = 1 << 16
+REFUTED_MAX: Final = 3
+"""Declines in a row from which on a word against a task that was refuted has a pause."""
 DRAW_STEPS_MILLI: Final = (750, 900, 975)
 """Reputations from which on a bond counts once more in the draws of verifiers: 2, 8 and 38 good outcomes of late
 without a bad one. Who is new has none of them, so a fault is not worth a new key."""
@@ -126,6 +129,20 @@ def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, para
     node = node._replace(declines=declines + 1, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
     save_node(state, node)
     wake_at(state, node, node.match_from_ms)
+
+
+def mark_refuted(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:
+    """Count a task whose inputs the node could not have, and others could: a pause from the third in a row on."""
+    node = load_node(state, address)
+    if node is None:
+        return
+    declines = declines_in_row(node, now_ms, parameters) + 1
+    doublings = min(declines - REFUTED_MAX, parameters.decline_doublings_max)
+    pause_ms = parameters.decline_ms << doublings if doublings >= 0 else 0
+    node = node._replace(declines=declines, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
+    save_node(state, node)
+    if pause_ms:
+        wake_at(state, node, node.match_from_ms)
 
 
 def mark_failure(

@@ -47,9 +47,9 @@ from tasks.ledger.progress import (
     arm_running,
     blame_worker,
     is_firm,
-    new_search,
     on_task_due,
     report,
+    resume,
     search,
     turn_down,
     wake,
@@ -77,6 +77,7 @@ from tasks.ledger.verification import (
     reveal,
     seal,
 )
+from tasks.ledger.words import is_word
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -490,6 +491,7 @@ class _Market:
             prepared=0,
             base_fee=0,
             is_new=0,
+            words=(),
             rank=min(budget.total.bit_length() // 2, RANKS - 1),
         )
         case = Case(scope, record, is_new=True)
@@ -542,10 +544,7 @@ class _Market:
 
     def resume(self, state: Overlay, task_id: bytes, context: Context) -> None:
         case = self._as_requester(state, context, task_id)
-        case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
-        if case.record.attempts >= self._parameters.attempts_max:
-            case.change(attempts=0)
-        new_search(case)
+        resume(case)
         case.save()
 
     def demand(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
@@ -593,13 +592,15 @@ class _Market:
 
     def give_up(self, state: Overlay, payload: TaskReason, context: Context) -> None:
         case = self._as_worker(state, context, payload.task)
+        is_against = is_word(case.record.phase, payload.reason)
         match case.record.phase:
             case Phase.ASSIGNED:
                 is_excused = payload.reason != Reason.WORKER_LEFT or self._lacks_bond(case)
-                turn_down(case, Reason.WORKER_DECLINED, is_excused=is_excused)
+                turn_down(case, Reason.WORKER_DECLINED, is_excused=is_excused, is_against=is_against)
             case Phase.PREPARING:
                 report(case, payload.reason)
-                turn_down(case, payload.reason, is_excused=payload.reason != Reason.WORKER_LEFT)
+                is_excused = payload.reason != Reason.WORKER_LEFT
+                turn_down(case, payload.reason, is_excused=is_excused, is_against=is_against)
             case Phase.RUNNING:
                 report(case, payload.reason)
                 blame_worker(case, payload.reason)

@@ -285,6 +285,11 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             (Aim("griefing worker", {"place": "compute"}), Aim("ask decoys", {"silent": True})),
         ),
         Absent(
+            "words", "whoever cannot have the inputs of a task has a pause",
+            aims=(Aim("griefing requester", {"cancels": "never", "withholds": True}), Aim("ask decoys")),
+            patches=(_of("take_word", _never, "words"),),
+        ),
+        Absent(
             "drawn-offers", "offers always go to the lowest ask", {"offers_ranked": 64},
             (Aim("ask decoys"), Aim("griefing worker", {"price": 0.01})),
         ),

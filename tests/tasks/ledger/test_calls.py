@@ -482,7 +482,7 @@ def rich(world: World, name: int, extra: int) -> bytes:
     return address
 
 
-@pytest.mark.parametrize("reason", [Reason.WORKER_LEFT, Reason.INPUT_UNAVAILABLE, Reason.JOB_UNFIT])
+@pytest.mark.parametrize("reason", [Reason.WORKER_LEFT, Reason.JOB_UNFIT])
 def test_who_leaves_without_an_excuse_pays_a_growing_fine_and_whoever_has_one_pauses(reason: Reason) -> None:
     world = market()
     worker = rich(world, 1, 5 * DKB)

@@ -18,10 +18,10 @@ from tasks.ledger.lifecycle import Phase, Reason
 from tasks.simulation.actions import JUNK_BLOB, Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Requester
 from tasks.simulation.agents.requesters import GriefingRequester
-from tasks.simulation.agents.workers import Claimant
+from tasks.simulation.agents.workers import Claimant, Quitter
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, Market, View
-from tasks.simulation.rules import ALL_RULES
+from tasks.simulation.rules import ALL_RULES, WITHOUT, absent
 from tasks.simulation.search import Job, Score, evaluate
 from tasks.simulation.stage import (
     BLOCKS_MAX,
@@ -210,14 +210,36 @@ def test_a13_jobs_whose_data_set_is_a_stray_file_do_not_pause_machines_for_other
     assert waited is not None and waited <= 10_000
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a job that comes after them waits 26 minutes: each decline doubles the pause of a machine",
-)
-def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others() -> None:
-    arena = Arena()
+@pytest.mark.parametrize("number", [0, 1])
+def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others(number: int) -> None:
+    """Each decline doubled the pause of a machine: a job that came after them waited 26 minutes."""
+    arena = Arena(number)
     waited = waited_ms(arena.stage.jobs(26), arena, withholds=True)
     assert waited is not None and waited <= 10_000
+    with absent(WITHOUT["words"]):
+        arena = Arena(number)
+        waited = waited_ms(arena.stage.jobs(26), arena, withholds=True)
+    assert waited is None or waited >= 60_000
+
+
+def test_a13_three_machines_of_a_rival_delay_a_task_by_minutes_and_end_it_not() -> None:
+    """They ask for little, say that its inputs cannot be had, and its requester is not there."""
+    arena = Arena()
+    friends: list[Quitter] = []
+    for number in range(3):
+        offer = Offer(WORK, 1, 10**9, 40 * DKB)
+        account = Account("friend", number)
+        friend = Quitter(account, offer, arena.stage.costs(0), arena.stage.off, Dice(bytes([number])))
+        friend.reason = Reason.INPUT_UNAVAILABLE
+        friends.append(friend)
+    requester = Requester(arena.stage.requester, arena.stage.jobs(1), arena.stage.off)
+    market = arena.play([*friends, requester])
+    (task,) = requester.tasks
+    history = queries.task_history(market.state, task)
+    started_ms = next(entry.time_ms for entry in history if entry.reason == Reason.STARTED)
+    assert sum(entry.reason == Reason.INPUT_UNAVAILABLE for entry in history) >= 2
+    assert market.task(task).phase == Phase.SETTLED
+    assert started_ms - history[0].time_ms <= 15 * 60_000
 
 
 @pytest.mark.parametrize("escape", ["plays", "silent", "unopened"])

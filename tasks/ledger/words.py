@@ -1,0 +1,77 @@
+"""What machines say against a task whose inputs they cannot have, and what follows from it (market.md R53).
+
+Nobody can show that a blob could not be fetched. So a word costs the machine nothing until another operator
+proves a window of the task. Once machines of three operators have said the same, the task stays out of the book
+for a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from state.view import Reader
+from tasks.ledger import reputation
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.open_task import Case
+from tasks.ledger.registry import load_node
+
+__all__ = ["WORDS_MAX", "aside_ms", "is_aside", "is_word", "refute_words", "take_word"]
+
+WORDS_WANTED: Final = 3
+"""Operators whose machines say the same, after which a task is set aside."""
+WORDS_MAX: Final = 8
+"""Words that a task keeps. Who has said more is a machine that declines, as with any other excuse."""
+
+
+def is_word(phase: Phase, reason: Reason) -> bool:
+    """Tell whether this reason is one against the task: before it is accepted, only that its key cannot be had."""
+    if phase == Phase.ASSIGNED:
+        return reason == Reason.INPUT_UNAVAILABLE
+    return phase == Phase.PREPARING and reason in (Reason.INPUT_UNAVAILABLE, Reason.JOB_UNFIT)
+
+
+def take_word(case: Case, machine: bytes) -> bool:
+    """Keep the word of the task's machine; False where no more are kept."""
+    words = case.record.words
+    if len(words) >= WORDS_MAX:
+        return False
+    case.change(words=(*(known for known in words if known != machine), machine))
+    return True
+
+
+def _parties(state: Reader, machine: bytes) -> frozenset[bytes]:
+    node = load_node(state, machine)
+    return frozenset((machine,) if node is None else node.parties)
+
+
+def _operators(state: Reader, machines: Iterable[bytes]) -> int:
+    """Return of how many operators machines are: none of them shares a party with another one."""
+    count, known = 0, frozenset[bytes]()
+    for machine in machines:
+        parties = _parties(state, machine)
+        count += known.isdisjoint(parties)
+        known |= parties
+    return count
+
+
+def aside_ms(case: Case) -> int:
+    """Return for how long a task that searches again stays out of the book: it doubles with each word."""
+    beyond = _operators(case.state, case.record.words) - WORDS_WANTED
+    return 0 if beyond < 0 else case.parameters.words_wait_ms << beyond
+
+
+def is_aside(case: Case) -> bool:
+    """Tell whether a task is out of the book for what machines have said against it."""
+    record = case.record
+    is_searching = record.phase in (Phase.MATCHING, Phase.DEGRADED) and not record.ending
+    return is_searching and record.match_at_ms > case.now and aside_ms(case) > 0
+
+
+def refute_words(case: Case) -> None:
+    """Count the words against a task as declines: its worker, of another operator, has proved a window."""
+    worker = _parties(case.state, case.record.worker)
+    for machine in case.record.words:
+        if worker.isdisjoint(_parties(case.state, machine)):
+            reputation.mark_refuted(case.state, machine, case.now, case.parameters)
+    case.change(words=())
