@@ -11,8 +11,9 @@ from typing import Final
 
 from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
-from billing.prices import Role, share_up
+from billing.prices import Role, share_up, work_price
 from state.primitives.receipts import EventType
+from state.view.accounts import balance_of
 from tasks.custody.chunks import BlobCommitment, ChunkProof, check_chunk
 from tasks.custody.layout import StateLayout
 from tasks.errors import CustodyOff, CustodyRefused, NotYours, ProofMismatch, WrongPhase
@@ -192,6 +193,16 @@ def bond_for(charge: int, parameters: TaskParameters) -> int:
     return max(share_up(charge, parameters.custody_bond_bps), parameters.custody_fee_min)
 
 
+def _bond_of(case: Case, window: WindowRecord) -> int:
+    """Return what a custodian locks for a window's output; the last one is the result of all windows."""
+    bond, proof = bond_for(window.charge, case.parameters), window.proof
+    if proof.diverged is None and proof.window + 1 < case.record.target:
+        return bond
+    before = proof.window * case.spec.window_units(0)
+    price = work_price(before, case.record.price_per_tera_unit) + window.charge
+    return max(bond, share_up(price, case.parameters.custody_last_bps))
+
+
 def begin_input(case: Case, blob: BlobCommitment, reserve: int, bond: int) -> None:
     """Begin the custody of a task's data set."""
     record = CustodyRecord(
@@ -208,7 +219,7 @@ def begin_custody(case: Case, window: WindowRecord) -> None:
         return
     terms, payer = terms_of(case), case.vault.payer
     reserve = min(terms.each, case.vault.held(Pool.CUSTODY, payer) - terms.reserved)
-    bond = bond_for(window.charge, case.parameters)
+    bond = _bond_of(case, window)
     record = CustodyRecord(
         window.task, window.number, window.worker, CustodyPhase.DRAWING, BlobCommitment(*window.proof.custody),
         reserve, bond, case.scope.block.height, 0, 0, 0, 0, (), (), (), None, b"",
@@ -304,11 +315,14 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
         return None if record.is_input else _kept(case, _with_author(case, record))
     for node in nodes:
         scope.emit(CUSTODIAN_DRAWN(record.task, record.window, node.address, record.bond))
-    return record._replace(
+    # Without the bond a machine leaves its place without blame; the worker answers then, as for any that did not
+    # sign.
+    pending = tuple(node.address for node in nodes if balance_of(case.state, node.address) >= record.bond)
+    record = record._replace(
         phase=CustodyPhase.SIGNING, step_ms=case.now + hand_over_ms(record.blob.size, parameters),
-        drawn=record.drawn + len(nodes), pending=tuple(node.address for node in nodes),
-        used=(*record.used, *_parties(nodes)),
+        drawn=record.drawn + len(nodes), pending=pending, used=(*record.used, *_parties(nodes)),
     )  # fmt: skip
+    return record if pending else _awaiting(case, record)
 
 
 def _with_author(case: Case, record: CustodyRecord) -> CustodyRecord:

@@ -97,6 +97,7 @@ _BOUNDS: Final = {
     "custody_delivery_price_per_gib": (0, 1 << 80),
     "custody_fee_min": (0, 1 << 80),
     "custody_bond_bps": (0, 100 * _WHOLE_BPS),
+    "custody_last_bps": (0, _WHOLE_BPS),
     "custody_stake_bps": (0, _WHOLE_BPS),
     "custody_misses_per_day": (0, 1 << 16),
     "custody_demands_max": (0, 1 << 16),
@@ -290,6 +291,8 @@ class TaskParameters:
     """Least pay of a custodian for a window, and of who answers a demand: the gas of what that sends."""
     custody_bond_bps: int = 10_000
     """A custodian's bond for a window, as a share of the window's price."""
+    custody_last_bps: int = 10_000
+    """The same for the last output of a task, as a share of the price of all its windows, if that is more."""
     custody_stake_bps: int = 2_500
     """Of that bond, what the requester loses with a delivery for which none of the receivers has signed."""
     custody_misses_per_day: int = 8

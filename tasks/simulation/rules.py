@@ -245,8 +245,13 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             patches=(Patch("tasks.custody.chunks", "is_garbage", _never),),
         ),
         Absent(
-            "custody-bond", "a custodian locks no more than the least pay", {"custody_bond_bps": 0},
+            "custody-bond", "a custodian locks no more than the least pay",
+            {"custody_bond_bps": 0, "custody_last_bps": 0},
             aims=(Aim("idle custodian", _IDLE),),
+        ),
+        Absent(
+            "last-bond", "the last output has the bond of any other window", {"custody_last_bps": 0},
+            aims=(Aim("idle custodian", {**_IDLE, "way": "serves nobody", "serves_results": False}),),
         ),
         Absent(
             "custody-demands", "a requester can demand nothing of custodians", {"custody_demands_max": 0},
