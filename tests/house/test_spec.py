@@ -71,6 +71,7 @@ from tasks.ledger import (
     transitions,
     trials,
     verification,
+    words,
 )
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
@@ -189,6 +190,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,
         "turns_max": parking.TURNS_MAX,
+        "words_wanted": words.WORDS_WANTED,
+        "words_max": words.WORDS_MAX,
         "layers_max": plan.LAYERS_MAX,
         "width_max": plan.WIDTH_MAX,
         "parameters_max": plan.PARAMETERS_MAX,
