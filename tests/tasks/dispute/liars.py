@@ -16,6 +16,7 @@ from tasks.dispute.moves import Move, Partials, ShowTrace, decode_move, encode_m
 from tasks.dispute.players import Accused, Challenger, Reader
 from tasks.dispute.running import SegmentRun
 from tasks.programs.arrays import Arrays
+from tasks.programs.errors import ElementUndefined
 from tasks.programs.operators import Context
 from tasks.programs.program import Program
 from tasks.programs.running import content_of, load_tensor
@@ -77,7 +78,10 @@ def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random, 
     if reader.call.fold is None:
         return _changed(content, kind.element, random)
     total = reader.call.combined(reader.terms(0, reader.call.terms))
-    false = pack_values(kind.element, [reader.call.value_of_fold(reader.read, total + 1)])
+    try:
+        false = pack_values(kind.element, [reader.call.value_of_fold(reader.read, total + 1)])
+    except ElementUndefined:  # one more is too small to be a value: no fold that the judge takes is so wrong
+        return _changed(content, kind.element, random)
     at = row * kind.row_bytes + column * kind.element.size
     return content[:at] + false + content[at + kind.element.size :]
 
