@@ -11,13 +11,15 @@ from typing import Final, NamedTuple
 
 from billing.prices import share, share_up
 
-__all__ = ["Shares", "challenge_bond", "share_out"]
+__all__ = ["OUTSIDER_BPS", "WITNESS_BPS", "Shares", "challenge_bond", "share_out"]
 
 ONE_VERIFIER_BPS: Final = 3_500
 """To the drawn verifier whose committed verdict differed, if it was the only one."""
 EACH_VERIFIER_BPS: Final = 2_500
 """To each of two of them."""
 OUTSIDER_BPS: Final = 1_000
+WITNESS_BPS: Final = 500
+"""To an outsider that shows leaves which do not fit: a copy of its transaction may come first."""
 REQUESTER_BPS: Final = 1_000
 SUCCESSORS_BPS_MAX: Final = 2_000
 """To other operators whose honest windows stood on the lost one, at cost, at most."""
@@ -47,14 +49,15 @@ class Shares(NamedTuple):
 
 
 def share_out(
-    bond: int, *, verifiers: int, has_outsider: bool, costs: int, successors: Sequence[int] = ()
-) -> Shares:
+    bond: int, *, verifiers: int, has_outsider: bool, costs: int, successors: Sequence[int] = (),
+    outsider_bps: int = OUTSIDER_BPS,
+) -> Shares:  # fmt: skip
     """Divide ``bond`` after a proven lie.
 
     ``verifiers`` is how many drawn verifiers had committed to another verdict there, whatever outsiders did. With
-    fewer than two of them the earliest outsider with the right root, if there is one, and the requester get a
-    part. ``costs`` is the gas of the winners and the re-runs, ``successors`` what honest windows that stood on the
-    lost one have cost. Both are paid as far as the least burned part allows.
+    fewer than two of them the earliest outsider with the right root, if there is one, gets ``outsider_bps``, and
+    the requester its part. ``costs`` is the gas of the winners and the re-runs, ``successors`` what honest windows
+    that stood on the lost one have cost. Both are paid as far as the least burned part allows.
     """
     if bond < 0 or costs < 0 or min(successors, default=0) < 0:
         raise AssertionError("amounts are not negative")
@@ -62,7 +65,7 @@ def share_out(
     paid_verifiers = tuple(share(bond, each) for _ in range(min(verifiers, 2)))
     outsider = requester = 0
     if verifiers < 2:
-        outsider = share(bond, OUTSIDER_BPS) if has_outsider else 0
+        outsider = share(bond, outsider_bps) if has_outsider else 0
         requester = share(bond, REQUESTER_BPS)
     least_burned = share_up(bond, BURNED_BPS_MIN)
     left = bond - sum(paid_verifiers) - outsider - requester - least_burned

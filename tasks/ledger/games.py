@@ -639,10 +639,11 @@ def _right_verifiers(case: Case, window: WindowRecord, lie: DisputeRecord) -> li
 def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> bytes:
     """Return the outsider with the earliest opened seal that has the right root and copied nothing, or empty.
 
-    Of a broken chain no root is right, and whoever shows it may have copied it.
+    Of a broken chain no root is right. There it is who showed it, if that is nobody of the window (R55).
     """
     if lie.kind is Challenger.WITNESS:
-        return b""
+        drawn = {seat.address for seat in (*window.verifiers, *window.jurors)}
+        return b"" if lie.challenger in {window.worker, *drawn} else lie.challenger
     docket = load_docket(case.state, window.task, window.number)
     disputes = (*running_disputes(case, window, docket), *silent_disputes(case, window))
     rivals = [

@@ -11,7 +11,7 @@ from typing import Final
 from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
 from billing.prices import Role, share, share_up, split
-from tasks.dispute.shares import CHALLENGE_BPS, challenge_bond, share_out
+from tasks.dispute.shares import CHALLENGE_BPS, OUTSIDER_BPS, WITNESS_BPS, challenge_bond, share_out
 from tasks.ledger import registry, reputation
 from tasks.ledger.audits import check_floor
 from tasks.ledger.bonds import pay_from_bond
@@ -153,7 +153,8 @@ def share_lie(
 
     ``void`` are the windows that the lie will void, by default all that are open behind ``window``.
 
-    ``verifiers`` had found what the winner found, ``outsider`` is the earliest outsider with that root, or empty.
+    ``verifiers`` had found what the winner found, ``outsider`` is the earliest outsider with that root, or
+    who showed that leaves do not fit, or empty.
     The part of verifiers is divided evenly. ``fees`` are those of the checks of void windows: as far as there is
     room for them they stay in the bond, and ``burn_rest`` takes what is left of them. Workers of later windows are
     paid for those that a verifier has found right: others may be nothing at all.
@@ -167,7 +168,8 @@ def share_lie(
         and registry.operator_of(case.state, later.worker) != liar
         and is_checked(later)
     ]
-    weight = SHOW_GAS if dispute.kind is Challenger.WITNESS else dispute.moves // 2 * MOVE_GAS
+    is_shown = dispute.kind is Challenger.WITNESS
+    weight = SHOW_GAS if is_shown else dispute.moves // 2 * MOVE_GAS
     is_own = dispute.challenger == owner  # its own opening may show its lie
     gas = 0 if is_own else min(weight * dispute.base_fee, share(bond, GAS_BPS_MAX))
     parts = share_out(
@@ -176,6 +178,7 @@ def share_lie(
         has_outsider=bool(outsider),
         costs=gas + fees,
         successors=[later.charge for later in standing],
+        outsider_bps=WITNESS_BPS if is_shown else OUTSIDER_BPS,
     )
 
     def pay(to: bytes, amount: int, role: Role, subject: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Final
 
@@ -120,8 +121,47 @@ def test_nobody_seals_after_it_was_shown_and_nothing_else_counts_as_shown() -> N
     assert world.send(verifier, REVEAL_VERDICT, reveal) is None
     world.block()
     assert world.task(task).reason == Reason.LIE_PROVEN
-    mine = {line.party: line.amount for line in lines(world, task, Purpose.LIE_PROVEN) if line.pool}
-    assert mine[verifier] > mine[NOBODY] == SHOW_GAS * queries.disputes(world.state, task, 0)[0].base_fee
+    mine = paid_to(world, task)
+    gas = SHOW_GAS * queries.disputes(world.state, task, 0)[0].base_fee
+    bond = bond_of(world, task, window.worker)
+    assert (mine[verifier], mine[NOBODY]) == (share(bond, 3_500), share(bond, 500) + gas)
+
+
+def paid_to(world: World, task: bytes) -> Counter[bytes]:
+    """What the liar's bond paid to each."""
+    paid: Counter[bytes] = Counter()
+    for line in lines(world, task, Purpose.LIE_PROVEN):
+        paid[line.party] += line.amount * (line.movement == Movement.PAID)
+    return paid
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 5_000), (2, 5_000)])
+def test_who_has_friends_show_its_own_break_loses_half_of_its_bond(count: int, kept: int) -> None:
+    """Its verifiers, an outsider and the requester are friends. With two verifiers no outsider has a part."""
+    world, liar, verifiers, task = market(Manners(gap=2), *[HONEST] * count)
+    until(world, task, lambda window: window.phase == WindowPhase.REVEALING)
+    assert world.show_break(NOBODY, task, 0) is None
+    assert proven(world, task)
+    bond, paid = bond_of(world, task, liar), paid_to(world, task)
+    gas = SHOW_GAS * queries.disputes(world.state, task, 0)[0].base_fee
+    returned = sum(
+        line.amount for line in lines(world, task, Purpose.LIE_PROVEN) if line.movement == Movement.REFUNDED
+    )
+    assert paid[NOBODY] - gas == share(bond, 500) * (count == 1)
+    assert sum(paid.values()) + returned == gas + share(bond, kept)
+    assert set(paid) >= {NOBODY, *verifiers}
+
+
+@pytest.mark.parametrize("by", ["worker", "verifier"])
+def test_neither_the_worker_nor_a_seat_has_the_part_of_an_outsider(by: str) -> None:
+    world, liar, (verifier,), task = market(Manners(gap=2), HONEST)
+    until(world, task, lambda window: window.phase == WindowPhase.REVEALING)
+    sender = liar if by == "worker" else verifier
+    assert world.show_break(sender, task, 0) is None
+    assert proven(world, task)
+    bond, paid = bond_of(world, task, liar), paid_to(world, task)
+    gas = SHOW_GAS * queries.disputes(world.state, task, 0)[0].base_fee
+    assert paid[verifier] == share(bond, 3_500) + gas * (by == "verifier") and not paid[liar]
 
 
 def test_a_false_word_of_a_broken_chain_cannot_be_revealed() -> None:
@@ -152,6 +192,8 @@ def test_an_outsider_shows_it_when_all_verifiers_are_friends(phase: WindowPhase)
     assert world.task(task).reason == Reason.LIE_PROVEN and liar in world.task(task).excluded
     shares = lines(world, task, Purpose.LIE_PROVEN)
     assert {line.party for line in shares if line.movement == Movement.PAID} == {NOBODY}
+    gas = SHOW_GAS * queries.disputes(world.state, task, 0)[0].base_fee
+    assert paid_to(world, task)[NOBODY] == share(bond_of(world, task, liar), 500) + gas
     assert world.show_break(NOBODY, task, 0) == "wrong_phase"
     docket = load_docket(world.state, task, 0)
     assert docket.is_idle
