@@ -185,7 +185,8 @@ def _recheck(case: Case, window: WindowRecord) -> None:
         for game in range(docket.first_game, docket.games)
     )
     opened = {dispute.segment for dispute in disputes if dispute.opened is not None}
-    save_docket(case.state, window.task, window.number, docket._replace(rerun_from=0))
+    # Outsiders have the time of challenges again: it may have ended while the verdicts that fell were played for.
+    save_docket(case.state, window.task, window.number, docket._replace(rerun_from=0, until_ms=0, extended=0))
     seen = sorted({*window.seen, *window.sampled, *opened})
     case.advance_window(
         window.number, WindowEvent.RECHECK, Reason.NO_VERIFIER, deadline_ms=case.now + 1, draws=draws,

@@ -6,12 +6,12 @@ import pytest
 
 from billing.escrow import Purpose
 from tasks.ledger import queries
-from tasks.ledger.disputes import DisputeEnding
+from tasks.ledger.disputes import DisputeEnding, load_docket
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import NodeRole
 from tasks.proofs import Code
-from tests.tasks.ledger.test_disputes import endings, lines, market, until, window_of
+from tests.tasks.ledger.test_disputes import OUTSIDERS, endings, lines, market, until, window_of
 from tests.tasks.world import HONEST, Manners, World
 
 SILENT = frozenset({Action.PLAY})
@@ -95,3 +95,20 @@ def test_a_window_whose_verdict_stands_is_not_drawn_for_again_after_a_lost_chall
     window = window_of(world, task)
     assert window.draws == 0 and len(window.verifiers) == 1 and not window.seen
     assert {found.code for found in window.verifiers[0].findings or ()} == {Code.COMPUTED}
+
+
+def test_another_round_has_a_time_of_challenges_of_its_own() -> None:
+    """Friends of a liar that fall silent let the time of challenges end; then a friend agrees."""
+    friend = Manners(lies=True, silent=SILENT)
+    world, worker, _, task = market(HONEST, friend, final_ms=20_000, final_ms_min=20_000)
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    first_ms = load_docket(world.state, task, 0).until_ms
+    until(world, task, lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
+    add_verifiers(world, 1, HONEST)
+    second = until(world, task, lambda window: window.phase == WindowPhase.ACCEPTED)
+    assert second.draws in (1, 2) and second.worker == worker
+    assert 0 < first_ms < world.time_ms
+    assert load_docket(world.state, task, 0).until_ms - world.time_ms > 15_000
+    assert world.challenge(OUTSIDERS[0], task, 0, second.sampled[0]) is None
+    world.run_to(task, Phase.SETTLED)
+    assert endings(world, task)[-1] in (DisputeEnding.SAME_ROOT, DisputeEnding.ELEMENT_RIGHT)
