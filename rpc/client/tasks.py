@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from tasks.engines.state import TrainingState
     from tasks.spec import JobSpec
 
-__all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate"]
+__all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate", "spec_of"]
 
 FETCH_TIMEOUT_S: Final = 600.0
 PAGE: Final = 100
@@ -564,7 +564,7 @@ def _result(
         kept = yield from _custody(core, task, found.number)
         custodians = [] if kept is None else [keeper.address for keeper in kept.custodians]
         sources = list(dict.fromkeys([*custodians, found.worker, *(machine.address for machine in machines)]))
-    spec = yield RunBlocking(partial(_spec_of, record))
+    spec = yield RunBlocking(partial(spec_of, record))
     terms = yield from _custody_terms(core, task)
     opened = None
     if terms is not None and not terms.is_public:
@@ -647,7 +647,8 @@ class Opener(NamedTuple):
         return open_input(derive_key(self.task_key, input_key_name(0)), self.spec, data) if self.inputs else data
 
 
-def _spec_of(task: Task) -> JobSpec:
+def spec_of(task: Task) -> JobSpec:
+    """Return the job of a task. Raises AnswerMalformed."""
     from tasks.spec import decode_spec
 
     match task.document:

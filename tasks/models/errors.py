@@ -7,7 +7,7 @@ from typing import Self
 from state.primitives.errors import ProtocolError
 from tasks.engines.errors import EngineMissing
 
-__all__ = ["ModelError", "ModelInvalid", "ModelUnsupported", "RowsInvalid", "TokenizersMissing"]
+__all__ = ["FolderInvalid", "ModelError", "ModelInvalid", "ModelUnsupported", "RowsInvalid", "TokenizersMissing"]
 
 
 class ModelError(ProtocolError):
@@ -32,6 +32,12 @@ class ModelUnsupported(ModelError):
     """A model of an architecture, a storage type or a setting that no program here computes."""
 
     code = "model_unsupported"
+
+
+class FolderInvalid(ModelError):
+    """A folder of a result whose files do not agree with each other or with what the chain has."""
+
+    code = "folder_invalid"
 
 
 class RowsInvalid(ProtocolError):

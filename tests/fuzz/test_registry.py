@@ -37,6 +37,9 @@ OWN_FILE = "a file that this very program wrote for itself; refused by a typed e
 EXEMPT = {
     "node.cli.run:_process_at": "three numbers of the kernel about who listens at a socket",
     "testnet.bench_sync:_damage_and_repair": "what a command that it started has printed",
+    "node.cli.verify:_read": OF_A_TARGET,
+    "node.cli.verify:verify": OF_A_TARGET,
+    "tasks.models.adapters:adapter_folder": "values of a length that was checked",
     "tasks.models.tokens:tokeniser_from_json": "parsed by the library of an extra; tests/tasks/models",
     "tasks.programs.work:add_losses": "packs numbers that were decoded",
     "testnet.scenarios.lies:changed": "changes what a liar's own machine computed",

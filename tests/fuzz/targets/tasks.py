@@ -49,7 +49,8 @@ from tasks.executor.journal import Journal
 from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
-from tasks.models.errors import ModelInvalid, ModelUnsupported, RowsInvalid
+from tasks.models.adapters import Receipt, check_folder
+from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.gguf import read_gguf
 from tasks.models.huggingface import Checkpoint, ends_of, shards_of
 from tasks.models.rows import examples_of, make_rows
@@ -91,6 +92,7 @@ from tests.fuzz.targets.samples import (
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
+from tests.tasks.models.test_adapters import FOLDER, MADE
 from tests.tasks.programs.llamas import TINY
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
@@ -282,6 +284,16 @@ def targets() -> Iterator[tuple[str, Target]]:
         _shared_model_file, _shared_model_files(),
         tuple(f"tasks.models.safetensors:{name}" for name in ("read_safetensors", "_expanded")),
         (ModelInvalid, ModelUnsupported), memory=160,
+    )  # fmt: skip
+    yield "receipt of adapters", Target(
+        lambda data: Receipt.decode(data), (MADE.encode(),),
+        tuple(f"tasks.models.adapters:{name}" for name in ("Receipt.decode", "_unhex", "_shape")),
+        (FolderInvalid,), memory=160,
+    )  # fmt: skip
+    yield "folder of adapters", Target(
+        lambda data: check_folder(FOLDER | {"adapter_model.safetensors": data}),
+        (FOLDER["adapter_model.safetensors"],), ("tasks.models.adapters:check_folder",),
+        (FolderInvalid,), memory=160,
     )  # fmt: skip
     yield "settings of a model", Target(
         _model_settings, (json.dumps(config_of(TINY)).encode(),),

@@ -1,0 +1,109 @@
+"""``dekube verify``: whether a folder of adapters holds what a task's workers proved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from node.cli.arguments import PathName
+from node.cli.option_conflicts import refuse_given
+from node.cli.output import json_option, show_fields
+from node.cli.session import Session, reading_options
+from node.home.files import read_bounded
+from rpc.client.core import hexed
+from rpc.client.results import Window
+from rpc.client.tasks import spec_of
+from tasks.models.errors import FolderInvalid
+
+if TYPE_CHECKING:
+    from tasks.models.adapters import Receipt
+
+__all__ = ["matching_window", "verify"]
+
+FILE_BYTES_MAX: Final = 2 << 30
+_STATE: Final = PathName(exists=True, dir_okay=False)
+
+
+@click.command()
+@reading_options
+@click.argument("folder", type=PathName(exists=True, file_okay=False))
+@click.option("--state", type=_STATE, metavar="FILE", help="Compare with the state in FILE as well.")
+@click.option("--offline", is_flag=True, help="Ask no node: check the files against the receipt alone.")
+@json_option
+def verify(session: Session, folder: Path, state: Path | None, offline: bool, as_json: bool) -> None:
+    """Check a folder of adapters against the task that trained them.
+
+    The files must give the state root of the receipt, byte for byte. The node must show
+    a final window of the task with this root. The task must name the same rows.
+
+    \b
+    Example:
+      dekube verify my-adapters
+    """
+    from tasks.models.adapters import FILES, check_folder
+
+    receipt = check_folder({name: _read(folder / name) for name in FILES if (folder / name).exists()})
+    if state is not None:
+        _compare(receipt, state)
+    if offline:
+        refuse_given(("--home", "--rpc"), "--offline asks no node")
+    window = None if offline else _proved(session, receipt)
+    answer: dict[str, Any] = {
+        "folder": str(folder),
+        "base": receipt.base,
+        "step": receipt.step,
+        "state_root": hexed(receipt.state_root),
+        "model_root": hexed(receipt.model_root),
+        "rows_root": hexed(receipt.rows_root),
+        "task": None if receipt.task is None else hexed(receipt.task),
+        "window": window,
+        "proved": window is not None,
+        "not_checked": sorted(path.name for path in folder.iterdir() if path.name not in FILES),
+    }
+    show_fields(answer, as_json=as_json, title="Folder")
+
+
+def _read(path: Path) -> bytes:
+    content = read_bounded(path, FILE_BYTES_MAX)
+    if len(content) > FILE_BYTES_MAX:
+        raise FolderInvalid(f"more than {FILE_BYTES_MAX} bytes", file=path.name)
+    return content
+
+
+def _compare(receipt: Receipt, file: Path) -> None:
+    from tasks.engines.state import TrainingState
+    from tasks.engines.tuning import TuningPlan
+    from tasks.models.adapters import check_state
+    from tasks.programs.adamw import Rates
+    from tasks.programs.finetune import FinetuneRates
+
+    # The layout of a state follows from its shape alone.
+    plan = TuningPlan(receipt.shape, FinetuneRates(Rates(1)), bytes(32))
+    check_state(receipt, TrainingState.decode(read_bounded(file, plan.state_limit_bytes), plan))
+
+
+def _proved(session: Session, receipt: Receipt) -> int:
+    """Return the window of the task whose result the folder is. Raises FolderInvalid."""
+    if receipt.task is None:
+        raise FolderInvalid("the receipt names no task", remedy="Use --offline to check the files alone")
+    with session.client() as client:
+        task = client.task(receipt.task)
+        if task is None:
+            raise FolderInvalid(f"the node knows no task {hexed(receipt.task)}", remedy="Check --rpc")
+        if spec_of(task).dataset.root != receipt.rows_root:
+            raise FolderInvalid("the task names other rows than the receipt")
+        return matching_window(receipt, client.task_windows(receipt.task))
+
+
+def matching_window(receipt: Receipt, windows: Iterable[Window]) -> int:
+    """Return the final window that leaves the state of a receipt. Raises FolderInvalid if there is none."""
+    for window in windows:
+        proof = window.proof
+        step = proof.step_to if proof.result_step is None else proof.result_step
+        root = proof.result_root or proof.state_root_out
+        if window.phase == "final" and (step, root) == (receipt.step, receipt.state_root):
+            return window.number
+    raise FolderInvalid("no final window of the task leaves this state", remedy="Fetch the result again")

@@ -1,0 +1,251 @@
+"""Folders of trained adapters in the layout of PEFT, and whether a folder holds what a task's root commits to.
+
+All bytes of a folder follow from the adapters and the receipt: whoever computed them, the folder is the same. The
+receipt has the roots of the optimiser's moments. So the root of the whole state can be computed from a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+
+from tasks.engines.state import TrainingState
+from tasks.models.errors import FolderInvalid, ModelError
+from tasks.models.huggingface import MODULES
+from tasks.models.safetensors import read_safetensors, write_safetensors
+from tasks.models.strict_json import JsonFault, read_object
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneShape, state_tensors
+from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.states import state_root
+from tasks.programs.tensors import TensorType, tensor_root
+
+__all__ = ["FILES", "Receipt", "adapter_folder", "check_folder", "check_state", "receipt_of"]
+
+ADAPTERS: Final = "adapter_model.safetensors"
+SETTINGS: Final = "adapter_config.json"
+README: Final = "README.md"
+RECEIPT: Final = "receipt.json"
+FILES: Final = (ADAPTERS, SETTINGS, README, RECEIPT)
+"""Names of a folder's files. Others in a folder are not checked."""
+RECEIPT_BYTES_MAX: Final = 4 << 20
+STEP_MAX: Final = 1 << 48
+_VERSION: Final = 1
+_KIND: Final = "finetune"
+_ROOT: Final = re.compile(r"0x[0-9a-f]{64}")
+_BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_PARAMETER: Final = "parameter/"
+_MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
+_AGAIN: Final = "Fetch the result again"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Where adapters come from. ``base`` is the model's name for its users, ``task`` is None outside of a chain.
+
+    ``moments`` are the roots of the state's other tensors by name.
+    """
+
+    task: bytes | None
+    base: str
+    model_root: bytes
+    rows_root: bytes
+    step: int
+    state_root: bytes
+    shape: FinetuneShape
+    moments: Mapping[str, bytes]
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        shape = asdict(self.shape) | {"targets": list(self.shape.targets)}
+        return _json({
+            "version": _VERSION, "kind": _KIND, "task": None if self.task is None else _hex(self.task),
+            "base": self.base, "model_root": _hex(self.model_root), "rows_root": _hex(self.rows_root),
+            "step": self.step, "state_root": _hex(self.state_root), "shape": shape,
+            "moments": {name: _hex(root) for name, root in self.moments.items()},
+        })  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Receipt:
+        """Read a receipt. Raises FolderInvalid."""
+        if len(data) > RECEIPT_BYTES_MAX:
+            raise FolderInvalid(f"a file of {len(data)} bytes, at most {RECEIPT_BYTES_MAX}", file=RECEIPT)
+        try:
+            value = read_object(data.decode("utf-8"))
+        except (UnicodeDecodeError, JsonFault):
+            raise FolderInvalid("not valid JSON", file=RECEIPT, remedy=_AGAIN) from None
+        match value:
+            case {
+                "version": 1, "kind": "finetune", "task": (str() | None) as task, "base": str(base),
+                "model_root": model, "rows_root": rows, "step": int(step), "state_root": state,
+                "shape": dict(shape), "moments": dict(moments),
+            } if (
+                len(value) == 10 and type(step) is int and 0 <= step < STEP_MAX and _BASE.fullmatch(base)
+            ):  # fmt: skip
+                found = cls(
+                    None if task is None else _unhex(task), base, _unhex(model), _unhex(rows), step, _unhex(state),
+                    _shape(shape), {name: _unhex(root) for name, root in moments.items()},
+                )  # fmt: skip
+            case _:
+                raise FolderInvalid("not the receipt of adapters", file=RECEIPT, remedy=_AGAIN)
+        others = {name for name in state_tensors(found.shape) if not name.startswith(_PARAMETER)}
+        if found.moments.keys() != others:
+            raise FolderInvalid("moments of other tensors than the shape has", file=RECEIPT, remedy=_AGAIN)
+        return found
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def _hex(value: bytes) -> str:
+    return "0x" + value.hex()
+
+
+def _unhex(value: object) -> bytes:
+    if not isinstance(value, str) or not _ROOT.fullmatch(value):
+        raise FolderInvalid("a root that is not 0x and 64 hex digits", file=RECEIPT, remedy=_AGAIN)
+    return bytes.fromhex(value[2:])
+
+
+def _shape(value: dict[str, Any]) -> FinetuneShape:
+    try:
+        model = value.pop("model")
+        targets = value.pop("targets")
+        for kind, found in ((LlamaShape, model), (FinetuneShape, value)):
+            for field in fields(kind):
+                wanted = {"bool": bool, "int": int}.get(str(field.type))
+                if wanted is not None and type(found[field.name]) is not wanted:
+                    raise TypeError(field.name)
+        return FinetuneShape(model=LlamaShape(**model), targets=tuple(targets), **value)
+    except (KeyError, TypeError, ProgramInvalid) as error:
+        raise FolderInvalid(f"shape: {str(error)[:80]}", file=RECEIPT, remedy=_AGAIN) from None
+
+
+def receipt_of(
+    shape: FinetuneShape,
+    state: TrainingState,
+    *,
+    base: str,
+    model_root: bytes,
+    rows_root: bytes,
+    task: bytes | None,
+) -> Receipt:
+    """Return the receipt of a state. Raises FolderInvalid for a name of a model that no file can carry."""
+    if not _BASE.fullmatch(base):
+        raise FolderInvalid(f"{base[:40]!r} is no name of a model: letters, digits and ._/- are allowed")
+    roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(shape).items()}
+    return Receipt(
+        task, base, model_root, rows_root, state.step, _state_root(shape, state.step, roots), shape,
+        {name: root for name, root in roots.items() if not name.startswith(_PARAMETER)},
+    )  # fmt: skip
+
+
+def _state_root(shape: FinetuneShape, step: int, roots: Mapping[str, bytes]) -> bytes:
+    return state_root(step, {name: (kind, roots[name]) for name, kind in state_tensors(shape).items()})
+
+
+def _places(shape: FinetuneShape) -> dict[str, tuple[str, TensorType]]:
+    """Return name in the state and type of every matrix, by its name in PEFT."""
+    found = dict[str, tuple[str, TensorType]]()
+    for name, kind in state_tensors(shape).items():
+        if name.startswith(_PARAMETER):
+            _, _, layer, target, matrix = name.split("/")
+            place = f"base_model.model.model.layers.{layer}.{MODULES[target]}.{_MATRICES[matrix]}.weight"
+            found[place] = name, kind
+    return found
+
+
+def adapter_folder(receipt: Receipt, parameters: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a folder by name, given the adapters of a state by their names in it."""
+    matrices = {
+        place: np.frombuffer(parameters[name], dtype="<f4").reshape(kind.rows, kind.columns)
+        for place, (name, kind) in _places(receipt.shape).items()
+    }
+    shape = receipt.shape
+    settings = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": receipt.base, "r": shape.rank,
+        "lora_alpha": shape.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
+        "inference_mode": True, "init_lora_weights": True, "use_rslora": False, "use_dora": False,
+        "target_modules": sorted(MODULES[target].partition(".")[2] for target in shape.targets),
+    }  # fmt: skip
+    return {
+        ADAPTERS: write_safetensors(matrices, {"format": "pt"}), SETTINGS: _json(settings),
+        README: _readme(receipt), RECEIPT: receipt.encode(),
+    }  # fmt: skip
+
+
+def _readme(receipt: Receipt) -> bytes:
+    task = "none" if receipt.task is None else _hex(receipt.task)
+    return f"""---
+base_model: {receipt.base}
+library_name: peft
+---
+# Adapters (LoRA) for {receipt.base}
+
+Load them with transformers and PEFT, from the folder that holds this file:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{receipt.base}")
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{receipt.base}"), ".")
+```
+
+`dekube verify .` checks this folder against the chain.
+
+| What | Value |
+|---|---|
+| Task | {task} |
+| Steps | {receipt.step} |
+| Root of the state | {_hex(receipt.state_root)} |
+| Root of the frozen model | {_hex(receipt.model_root)} |
+| Root of the rows | {_hex(receipt.rows_root)} |
+""".encode()
+
+
+def check_folder(files: Mapping[str, bytes]) -> Receipt:
+    """Return the receipt of a folder whose files all agree with it. Raises FolderInvalid, which names the file."""
+    for name in FILES:
+        if name not in files:
+            raise FolderInvalid("the file is missing", file=name, remedy=_AGAIN)
+    receipt = Receipt.decode(files[RECEIPT])
+    parameters = _parameters(receipt.shape, files[ADAPTERS])
+    kinds = state_tensors(receipt.shape)
+    roots = dict(receipt.moments) | {name: tensor_root(kinds[name], one) for name, one in parameters.items()}
+    if _state_root(receipt.shape, receipt.step, roots) != receipt.state_root:
+        raise FolderInvalid(f"its values are not those of the state in {RECEIPT}", file=ADAPTERS, remedy=_AGAIN)
+    for name, content in adapter_folder(receipt, parameters).items():
+        if files[name] != content:
+            raise FolderInvalid(f"other bytes than {RECEIPT} asks for", file=name, remedy=_AGAIN)
+    return receipt
+
+
+def _parameters(shape: FinetuneShape, data: bytes) -> dict[str, bytes]:
+    places = _places(shape)
+    try:
+        file = read_safetensors(data)
+    except ModelError as error:
+        raise FolderInvalid(error.text, file=ADAPTERS, remedy=_AGAIN) from None
+    if file.tensors.keys() != places.keys():
+        raise FolderInvalid("other tensors than the shape has", file=ADAPTERS, remedy=_AGAIN)
+    found = dict[str, bytes]()
+    for place, (name, kind) in places.items():
+        held = file.tensors[place]
+        if (held.rows, held.columns, held.dtype) != (kind.rows, kind.columns, "F32"):
+            raise FolderInvalid(f"tensor {place} has another shape or type", file=ADAPTERS, remedy=_AGAIN)
+        found[name] = file.content_of(place)
+    return found
+
+
+def check_state(receipt: Receipt, state: TrainingState) -> None:
+    """Check that a whole state is that of a receipt. Raises FolderInvalid."""
+    roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(receipt.shape).items()}
+    if (state.step, _state_root(receipt.shape, state.step, roots)) != (receipt.step, receipt.state_root):
+        raise FolderInvalid("the state is not the one that the receipt names", file=RECEIPT, remedy=_AGAIN)
