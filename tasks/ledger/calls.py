@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from billing.prices import BPS
 from state.primitives.codec import encode
 from state.primitives.hashing import digest
 from state.view import Overlay, Reader, Table
@@ -17,12 +18,13 @@ from tasks.ledger import registry
 from tasks.ledger.auction import Ask, Bid, Match, clear
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.deadlines import Due, cancel, matches_due
+from tasks.ledger.lifecycle import Phase
 from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
 from tasks.ledger.progress import assign, is_funded, leave_book
-from tasks.ledger.records import by_duty_key
+from tasks.ledger.records import TaskRecord, by_duty_key
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
 from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.settlement import Bonds
@@ -36,6 +38,8 @@ PRICES_LIMIT_BYTES: Final = 1536
 CALL_LIMIT_BYTES: Final = 16
 DRAWN_MAX: Final = 16
 """Machines that are drawn for a task whose offers came to nothing; it takes the first of them that admits it."""
+REPLACING_BPS: Final = 15_000
+"""Machines that ask at most so much of the lowest ask are drawn for a task that has lost its worker."""
 _CALL: Final = bytes([Table.CALL])
 _PUT_OFF: Final = _CALL + b"\x00"
 
@@ -159,9 +163,25 @@ class _Call:
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
             frozenset(record.excluded), tie, least_bond=self.bonds[record.id].least,
         )  # fmt: skip
-        if record.vain_offers < self.scope.parameters.offers_ranked:
-            return bid
-        return bid._replace(drawn=self._drawn(bid, ring))
+        if self._is_vain(record):
+            return bid._replace(drawn=self._drawn(bid, ring))
+        if record.phase == Phase.DEGRADED:
+            return bid._replace(drawn=self._replacing(bid, ring))
+        return bid
+
+    def _is_vain(self, record: TaskRecord) -> bool:
+        return record.vain_offers >= self.scope.parameters.offers_ranked
+
+    def _replacing(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
+        """Draw machines for a task that has lost its worker among the lower asks; after them come all, by price.
+
+        Whoever cuts the line of a worker shall not have its work for a low ask.
+        """
+        meeting = [ask for ask in ring if ask.price <= bid.limit and ask.meets(bid)]
+        highest = REPLACING_BPS * min((ask.price for ask in meeting), default=0) // BPS
+        drawn = self._drawn(bid._replace(limit=highest), meeting)
+        rest = sorted(meeting, key=lambda ask: (ask.price, -ask.standing, ask.tie))
+        return (*drawn, *(ask.machine for ask in rest if ask.machine not in drawn))
 
     def _drawn(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
         """Draw machines by bonds and records for a task whose offers came to nothing.
@@ -213,7 +233,7 @@ class _Call:
         for bid in outcome.outbid:
             leave_book(self.cases[bid.task], Miss.NOBODY, is_outbid=True)
         for bid in outcome.unmet:
-            miss = Miss.UNSEEN if bid.drawn is not None else self._miss(bid)
+            miss = Miss.UNSEEN if self._is_vain(self.cases[bid.task].record) else self._miss(bid)
             leave_book(self.cases[bid.task], miss, is_outbid=False)
         for case in self.cases.values():
             case.save()

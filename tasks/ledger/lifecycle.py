@@ -66,6 +66,8 @@ class Event(IntEnum):
     SETTLE = 13
     FAIL = 14
     CANCEL = 15
+    EXTEND = 16
+    """The window under way was not proved in time; its worker gets longer once."""
 
 
 NEXT_PHASE: Final = {
@@ -82,6 +84,7 @@ NEXT_PHASE: Final = {
     (Phase.PREPARING, Event.LOSE): Phase.DEGRADED,
     (Phase.PREPARING, Event.WIND_UP): Phase.VERIFYING,
     (Phase.RUNNING, Event.LAST_WINDOW): Phase.OUTPUT,
+    (Phase.RUNNING, Event.EXTEND): Phase.RUNNING,
     (Phase.RUNNING, Event.LOSE): Phase.DEGRADED,
     (Phase.RUNNING, Event.WIND_UP): Phase.VERIFYING,
     (Phase.DEGRADED, Event.ASSIGN): Phase.ASSIGNED,
@@ -108,7 +111,8 @@ TIMEOUTS: Final = {
     Phase.DEGRADED: Event.PAUSE,
     Phase.PAUSED: Event.WIND_UP,
 }
-"""What a passed deadline does. OUTPUT, VERIFYING and RUNNING with all windows open wait for those of windows."""
+"""What a passed deadline does. OUTPUT, VERIFYING and RUNNING with all windows open wait for those of windows; a
+worker has one extension in RUNNING."""
 
 
 class WindowPhase(IntEnum):
@@ -294,6 +298,8 @@ class Reason(IntEnum):
     """A claim has proven that an input of the task is not what the task names: nobody can run it."""
     NOT_DRAWN = 48
     """The window was not selected for audit."""
+    WINDOW_LATE = 51
+    """The worker did not prove the window in time, and gets one extension for a fine."""
 
 
 def group_of(phase: Phase) -> str:

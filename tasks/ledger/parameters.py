@@ -38,6 +38,7 @@ _BOUNDS: Final = {
     "final_ms": (1, _MS_MAX),
     "final_ms_min": (1, _MS_MAX),
     "final_value": (1, 1 << 100),
+    "window_extra_ms": (0, _MS_MAX),
     "opening_extra_ms": (1, _MS_MAX),
     "opening_fine_bps": (0, _WHOLE_BPS),
     "bond_release_ms": (1, _MS_MAX),
@@ -177,8 +178,8 @@ class TaskParameters:
     lose."""
     open_windows_max: int = 64
     """Windows of a task proved but not final, at most; the bond that their worker has locked covers them."""
-    late_fine_bps: int = 500
-    """Of a worker's bond, for a lost or abandoned task."""
+    late_fine_bps: int = 2_500
+    """Of the worth of the window that is due, for a lost or abandoned task."""
     verifier_fine_bps: int = 10_000
     """Of the fee of one verifier, for a verdict that does not come."""
 
@@ -252,6 +253,8 @@ class TaskParameters:
     """A worker that did not open in time gets so long once more, for a fine."""
     opening_fine_bps: int = 500
     """That fine, as a share of the window's price."""
+    window_extra_ms: int = HOUR_MS
+    """A worker that does not prove a window in time gets so long once in a task, for the same fine; 0: nothing."""
     final_ms: int = 30 * MINUTE_MS
     """From the verdicts to the final window, where ``final_value`` or more is at stake."""
     final_ms_min: int = 2 * MINUTE_MS

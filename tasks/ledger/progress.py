@@ -33,6 +33,7 @@ from tasks.ledger.seats import DELIVERY_PHASES
 from tasks.ledger.settlement import (
     Bonds,
     close_escrow,
+    fine_late_window,
     fine_worker,
     fund_check,
     has_room,
@@ -499,6 +500,10 @@ def on_task_due(case: Case) -> None:
             turn_down(case, Reason.ACCEPT_TIMEOUT)
         case Phase.PREPARING:
             blame_worker(case, Reason.PREPARE_TIMEOUT)
+        case Phase.RUNNING if case.record.reason != Reason.WINDOW_LATE and case.parameters.window_extra_ms:
+            fine_late_window(case)
+            case.advance(Event.EXTEND, Reason.WINDOW_LATE)
+            case.change(deadline_ms=case.now + case.parameters.window_extra_ms)
         case Phase.RUNNING:
             blame_worker(case, Reason.WINDOW_TIMEOUT)
         case Phase.DEGRADED:

@@ -66,6 +66,7 @@ __all__ = [
     "close_escrow",
     "delivery_fees",
     "final_ms_of",
+    "fine_late_window",
     "fine_opening",
     "fine_worker",
     "forfeit_hold",
@@ -613,15 +614,31 @@ def forfeit_hold(case: Case, worker: bytes) -> None:
 
 def fine_worker(case: Case, worker: bytes) -> None:
     """Burn the fine for a lost or abandoned task; nobody gains, so nobody has a reason to cause one."""
-    bond = case.vault.held(Pool.BOND, worker)
-    amount = share_up(bond, case.parameters.late_fine_bps)
-    case.vault.burn(Pool.BOND, amount, Purpose.WORKER_FINE, owner=worker)
+    _fine(case, worker, case.record.next_window, _due_worth(case), case.parameters.late_fine_bps)
+
+
+def fine_late_window(case: Case) -> None:
+    """Burn the fine for a window that was not proved in time, out of the bond of the task's worker (R62)."""
+    record = case.record
+    _fine(case, record.worker, record.next_window, _due_worth(case), case.parameters.opening_fine_bps)
 
 
 def fine_opening(case: Case, window: WindowRecord) -> None:
     """Burn the fine for an opening that did not come in time, out of the bond of the window's worker."""
-    fine = min(share(window.charge, case.parameters.opening_fine_bps), case.vault.held(Pool.BOND, window.worker))
-    case.vault.burn(Pool.BOND, fine, Purpose.WORKER_FINE, owner=window.worker, subject=window.number)
+    _fine(case, window.worker, window.number, window.charge, case.parameters.opening_fine_bps)
+
+
+def _fine(case: Case, worker: bytes, window: int, price: int, bps: int) -> None:
+    amount = min(share(price, bps), case.vault.held(Pool.BOND, worker))
+    case.vault.burn(Pool.BOND, amount, Purpose.WORKER_FINE, owner=worker, subject=window)
+
+
+def _due_worth(case: Case) -> int:
+    """Return the worth of the window that is due: who asks nearly nothing pays for what it delays too."""
+    record, spec = case.record, case.spec
+    units = spec.window_units(min(record.next_window, spec.windows - 1))
+    charge = work_price(units, record.price_per_tera_unit)
+    return _worth(units, spec.max_price_per_tera_unit, charge, case.parameters)
 
 
 def pay_kill_fee(case: Case, worker: bytes) -> None:

@@ -159,6 +159,16 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "opening-extra", "no second time to open", {"opening_extra_ms": 1},
             (Aim("line cutter", {"at": "opening", "minutes": 4}),),
         ),
+        Absent(
+            "late-window", "no second time for a window, and the lowest ask takes a lost task",
+            {"window_extra_ms": 0}, (Aim("line cutter", {"at": "opening", "minutes": 35, "cuts": 4}),),
+            (_of("_Call._replacing", _none, "calls"),),
+        ),
+        Absent(
+            "replacement-draw", "the lowest ask takes a task that has lost its worker",
+            aims=(Aim("line cutter", {"at": "opening", "minutes": 1_500}),),
+            patches=(_of("_Call._replacing", _none, "calls"),),
+        ),
         # Verification
         Absent(
             "verifier-fine", "no fine for a silent verifier", {"verifier_fine_bps": 0},

@@ -143,6 +143,13 @@ def _asking(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [worker, *stage.honest_verifiers()]
 
 
+def _best_ask(stage: Stage, _setting: Setting) -> Sequence[Agent]:
+    """Honest machines, whose worker asks nearly what the next one asks: the most that an ask alone can bring."""
+    worker = stage.honest_worker()
+    worker.offer = worker.offer._replace(price_per_tera_unit=max(1, stage.conditions.ask * 999 // 1000))
+    return [worker, *stage.honest_verifiers()]
+
+
 def _shading(stage: Stage, setting: Setting) -> Sequence[Agent]:
     """A seller whose decoys stand just below the requester's bids, so that who gets its machine pays more."""
     account = Account("decoy", 0)
@@ -498,12 +505,14 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         "claims a multiple of its speed, and asks for more",
         {"share": (20,), "rate": (0.01, 0.5, 2.0, 10.0, 1000.0, 1e9), "price": _PRICES},
         _asking,
+        baseline=_best_ask,
     ),
     Strategy(
         "price shader",
         "asks for less or more than its cost and margin",
         {"share": (20,), "price": tuple(round(0.5 + at / 80, 4) for at in range(201))},
         _asking,
+        baseline=_best_ask,
         known=({"share": 20, "price": 1.1},),
     ),
     Strategy(
@@ -567,6 +576,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "cancels": ("matching", "assigned"),
         },
         _shading,
+        baseline=_best_ask,
     ),
     Strategy(
         "slot flooder",
@@ -661,6 +671,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "silent": BOTH,
         },
         _undercutting,
+        baseline=_best_ask,
     ),
     Strategy(
         "false claimer",

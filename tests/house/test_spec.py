@@ -184,6 +184,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
         "pairs_per_call_max": PAIRS_PER_CALL_MAX,
         "drawn_max": market_calls.DRAWN_MAX,
+        "replacing_bps": market_calls.REPLACING_BPS,
         "prices_kept": market_calls.PRICES_KEPT,
         "withdrawal_ms_max": progress.WITHDRAWAL_MS_MAX,
         "wakes_max": progress.WAKES_MAX,

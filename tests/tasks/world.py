@@ -80,6 +80,7 @@ QUICK: Final = TaskParameters(
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
+    window_extra_ms=0,
     dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
     call_ms=0, order_blocks=0, audit_bps=10_000, segments_per_sample=1, draw_blocks=2,
 )  # fmt: skip

@@ -120,7 +120,7 @@ def test_who_starts_and_leaves_loses_a_part_of_what_the_task_is_worth_however_li
     start_and_leave(world, task, worker)
     window = work_price(job.window_units(0), job.max_price_per_tera_unit)
     (fine,) = [line.amount for line in bill(world, task) if line.purpose == Purpose.WORKER_FINE]
-    assert fine >= window * 7 // 100
+    assert fine == window // 4 // 4, "a quarter of its worth, which is a quarter of the highest price"
     assert (world.task(task).attempts, node_of(world, worker).bad) == (1, 1)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from billing.escrow import Movement, Pool, Purpose, Vault, escrow_totals
-from billing.prices import share, share_up, work_price
+from billing.prices import share, work_price
 from state.primitives.errors import DecodeError
 from state.view import Overlay
 from state.view.accounts import balance_of
@@ -199,8 +199,8 @@ def test_a_worker_that_does_not_start_is_fined_and_not_matched_again() -> None:
     for worker in record.excluded:
         assert worker in machines[:2]
     fines = amounts(world, task, Purpose.WORKER_FINE)
-    bonds = amounts(world, task, Purpose.WORKER_BOND)
-    assert fines == [share_up(bond, 500) for bond in bonds[: len(fines)]]
+    window = work_price(spec().window_units(0), record.price_per_tera_unit)
+    assert fines and set(fines) == {share(window, 2_500)}
 
 
 def test_a_lost_worker_is_replaced_from_the_last_proved_state() -> None:

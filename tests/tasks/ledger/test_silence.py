@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from billing.escrow import Pool, Purpose, Vault
 from billing.prices import share
+from state.view.accounts import balance_of, debit
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -45,6 +46,89 @@ def test_a6_a_line_that_is_cut_for_a_moment_at_an_opening_voids_nothing() -> Non
     world.block(world.parameters.reveal_ms + 1_000)
     world.machines[worker] = HONEST
     assert world.run_to(task, Phase.SETTLED).worker == worker
+
+
+def late_with_the_second_window(world: World) -> tuple[bytes, bytes]:
+    """Have a worker that has proved a window be late with the next one; returns task and worker."""
+    workers = [world.add_machine(at + 1, roles=WORK) for at in range(2)]
+    for at in range(3):
+        world.add_machine(at + 4, roles=CHECK)
+    task = world.create(spec(total=80, match_ms=3_600_000))
+    worker = world.run(task, until=lambda record: record.next_window == 1).worker
+    assert worker in workers
+    world.machines[worker] = Manners(silent=frozenset({Action.COMPUTE}))
+    world.run(task, until=lambda record: record.reason == Reason.WINDOW_LATE)
+    return task, worker
+
+
+def test_a_late_window_within_its_extension_counts_and_costs_a_small_fine() -> None:
+    world = World(parameters=replace(SLOW, window_extra_ms=600_000))
+    task, worker = late_with_the_second_window(world)
+    record = world.task(task)
+    assert (record.phase, record.worker) == (Phase.RUNNING, worker)
+    window = load_window(world.state, task, 0)
+    assert fines(world, task) == [share(window.charge, world.parameters.opening_fine_bps)]
+    world.machines[worker] = HONEST
+    record = world.run_to(task, Phase.SETTLED)
+    assert (record.worker, record.final_windows, len(fines(world, task))) == (worker, 4, 1)
+
+
+def test_the_extension_of_a_window_is_the_only_one_of_a_worker_in_a_task() -> None:
+    world = World(parameters=replace(SLOW, window_extra_ms=600_000))
+    task, worker = late_with_the_second_window(world)
+    world.machines[worker] = HONEST
+    world.run(task, until=lambda record: record.next_window == 2)
+    world.machines[worker] = Manners(silent=frozenset({Action.COMPUTE}))
+    record = world.run(task, until=lambda record: record.phase == Phase.DEGRADED)
+    assert record.reason == Reason.WINDOW_TIMEOUT and worker in record.excluded
+    charge = load_window(world.state, task, 0).charge
+    assert fines(world, task) == [
+        share(charge, world.parameters.opening_fine_bps), share(charge, world.parameters.late_fine_bps),
+    ]  # fmt: skip
+    assert world.run_to(task, Phase.SETTLED).worker != worker
+
+
+def test_without_an_extension_the_first_late_window_loses_the_task() -> None:
+    world = World(parameters=SLOW)
+    worker = world.add_machine(1, roles=WORK, manners=Manners(silent=frozenset({Action.COMPUTE})))
+    world.add_machine(2, roles=CHECK)
+    task = world.create()
+    record = world.run(task, until=lambda record: record.phase == Phase.DEGRADED)
+    assert record.reason == Reason.WINDOW_TIMEOUT and worker in record.excluded
+
+
+def test_a_lost_task_is_drawn_for_among_the_lower_asks() -> None:
+    """Whoever cuts the line of a worker and asks the least has its share of such tasks, and not all of them."""
+    lowest, dear = 2_000, 3_001
+    successors = []
+    for seed in range(12):
+        world = World(parameters=SLOW, seed=seed)
+        first = world.add_machine(
+            1, roles=WORK, price=lowest - 1, manners=Manners(silent=frozenset({Action.COMPUTE}))
+        )
+        for at, price in enumerate((lowest, lowest + 1, lowest + 2, lowest + 3, dear)):
+            world.add_machine(at + 2, roles=WORK, price=price)
+        world.add_machine(9, roles=CHECK)
+        task = world.create(spec(price=4_000))
+        world.run(task, until=lambda record: record.phase == Phase.DEGRADED)
+        record = world.run(task, until=lambda record: record.phase == Phase.ASSIGNED)
+        assert first in record.excluded
+        successors.append(record.price_per_tera_unit)
+    assert len(set(successors)) > 2 and max(successors) < dear and successors.count(lowest) < 8
+
+
+def test_a_dear_machine_takes_a_lost_task_where_no_other_can() -> None:
+    world = World(parameters=SLOW)
+    world.add_machine(1, roles=WORK, price=1_000, manners=Manners(silent=frozenset({Action.COMPUTE})))
+    dear = world.add_machine(2, roles=WORK, price=4_000)
+    idle = world.add_machine(3, roles=WORK, price=1_001)
+    world.add_machine(9, roles=CHECK)
+    task = world.create(spec(price=4_000))
+    world.run(task, until=lambda record: record.phase == Phase.RUNNING)
+    spent = balance_of(world.state, idle)
+    debit(world.state, idle, spent)
+    world.issued -= spent
+    assert world.run(task, until=lambda record: record.worker == dear).phase == Phase.ASSIGNED
 
 
 def silent_at_the_second_opening(world: World) -> tuple[bytes, bytes]:

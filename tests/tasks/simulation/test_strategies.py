@@ -86,8 +86,12 @@ def test_a_whitewasher_goes_on_under_another_key() -> None:
     setting: Setting = {
         "share": 10, "windows": 1.0, "segments": 1.0, "escape": "unopened", "sponsored": True, "withhold": 0,
     }  # fmt: skip
-    one, two = (outcome("whitewasher", {**setting, "keys": keys}) for keys in (1, 2))
-    assert two.reasons["lie_proven"] > one.reasons["lie_proven"] > 0
+    cast, rules = BY_NAME["whitewasher"].cast, WITHOUT["replacement-draw"]
+    assert cast is not None
+    one, two = (
+        play(cast, {**setting, "keys": keys}, 0, rules, conditions=SMALL).reasons["lie_proven"] for keys in (1, 2)
+    )  # the lowest ask gets what the first one loses; otherwise few of its keys are drawn
+    assert two > one > 0
 
 
 def test_verifiers_of_one_sponsor_have_one_seat_and_those_of_several_more() -> None:
