@@ -194,11 +194,13 @@ def lay_out(
     allocations: tuple[tuple[bytes, int], ...] = (),
     founders: int | None = None,
     roles: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    defaults: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
     """Create or reuse the folder of a network: homes of all members, genesis and plan; return the plan.
 
     The folder is reused if it has a network of the same numbers and seed. A network that never started completely
-    (``note_up``) has no history and is replaced. Raises TestnetError or ConfigError.
+    (``note_up``) has no history and is replaced. A new network has the parameters ``defaults`` beside.
+    Raises TestnetError or ConfigError.
     """
     wanted = {
         "validators": validators,
@@ -209,12 +211,15 @@ def lay_out(
     }
     file = root / PLAN_FILE
     document: dict[str, Any] = {
-        **wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": parameters or {}, "starting": True,
+        **wanted, "time_ms": time.time_ns() // 1_000_000, "parameters": {**defaults, **(parameters or {})},
+        "starting": True,
     }  # fmt: skip
     given = wanted | ({"parameters": parameters} if parameters else {})
     is_new, left = not file.exists(), list[str]()
     if file.exists():
         known = _load_plan(file)
+        if parameters and known.get("parameters") == document["parameters"]:
+            given["parameters"] = known["parameters"]
         other = {name: known.get(name) for name, value in given.items() if known.get(name) != value}
         if other and known.get("starting"):
             is_new, left = True, [*_members_of(known), *EXTRA_FOLDERS]

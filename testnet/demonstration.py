@@ -10,6 +10,7 @@ import trio
 
 from node.cli.output import counted, show_amount, show_rows
 from node.cli.prices import show_hour_price
+from node.cli.tasks.keeping import CustodyAsk, end_custody
 from node.cli.tasks.views import show_bill
 from node.home.load import load_node_options
 from node.home.paths import Home
@@ -20,6 +21,7 @@ from rpc.client.results import Bill
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.listen import dial_target
+from tasks.custody.keys import public_key_root
 from tasks.spec import encode_spec
 
 __all__ = ["Document", "RunSource", "TaskSummary", "print_run", "run_demonstration", "wait_machines"]
@@ -131,6 +133,7 @@ class _Network:
         self._requester = requester
         self._job: Job | None = None
         self._task = b""
+        self._is_kept = False
 
     def machines(self) -> list[Document]:
         return wait_machines(self._client)
@@ -148,12 +151,21 @@ class _Network:
 
     def post(self) -> str:
         assert self._job is not None
-        self._task = self._client.create_task(self._requester, encode_spec(self._job.spec)).id
+        spec = self._job.spec
+        raw, quoted = encode_spec(spec), self._client.quote_task(encode_spec(spec))
+        if not quoted.custody:
+            self._task = self._client.create_task(self._requester, raw).id
+            return hexed(self._task)
+        ask = CustodyAsk(self._client, self._requester, public_key_root(spec.windows), 0, quoted.custody)
+        self._task = ask.create(raw)
+        self._is_kept = True
         return hexed(self._task)
 
     def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
         for update in self._client.follow(self._task, timeout_s=TASK_TIMEOUT_S):
             yield update, next_of_update(self._client, update)
+        if self._is_kept:  # the requester has what it wants: custodians are paid now, not in an hour
+            end_custody(self._client, self._requester, self._task)
 
     def transactions(self) -> list[Document]:
         return task_transactions(self._client, self._task)

@@ -25,7 +25,7 @@ from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.vrf import vrf_key_of
 
-__all__ = ["COIN", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
+__all__ = ["COIN", "CUSTODY_PARAMETERS", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
 
 COIN: Final = 10**18
 MEMBERS_MAX: Final = 100
@@ -58,6 +58,15 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "tasks.retire_ms": 10_000,
     "tasks.presence_ms": 60_000,
 }
+
+CUSTODY_PARAMETERS: Final[dict[str, int]] = {
+    "tasks.custody_copies": 2,
+    "tasks.custody_ms": 3_600_000,
+    "tasks.custody_sign_ms": 20_000,
+    "tasks.custody_answer_ms": 30_000,
+    "tasks.custody_fee_min": 5_000_000_000_000,
+}
+"""Custody of results, which `dekube testnet up` has by default: with clocks to watch."""
 
 
 @dataclass(frozen=True, slots=True)

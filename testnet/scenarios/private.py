@@ -13,12 +13,10 @@ from node.process.control import ask_node
 from rpc.client import Client, NoResult, TaskEnded
 from rpc.client.tasks import TaskResult
 from state.primitives.keys import SecretKey
-from state.primitives.transactions import decode_transaction
 from tasks.engines.builtin_datasets import make_dataset
-from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import encode_spec
 
-__all__ = ["HOLDERS", "THRESHOLD", "end_custody", "fetch", "post_private", "share", "wait_storage"]
+__all__ = ["HOLDERS", "THRESHOLD", "fetch", "post_private", "share", "wait_storage"]
 
 HOLDERS: Final = 3
 THRESHOLD: Final = 2
@@ -42,13 +40,7 @@ def post_private(client: Client, key: SecretKey, job: Job, control: Path) -> byt
     put_private(client, private, control)
     spec = encode_spec(private.spec)
     ask = CustodyAsk(client, key, private.key_root, INPUTS, client.quote_task(spec).custody)
-    raw = client.sign(key, CREATE_TASK, [spec])
-    client.submit(raw)
-    ask.send(raw)
-    client.wait(raw)
-    task = task_id_of(key.address, decode_transaction(raw).nonce)
-    ask.finish(task)
-    return task
+    return ask.create(spec)
 
 
 def share(control: Path, task: bytes) -> int:
@@ -69,11 +61,3 @@ def fetch(client: Client, key: SecretKey, task: bytes, control: Path) -> TaskRes
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
-
-
-def end_custody(client: Client, key: SecretKey, task: bytes) -> None:
-    """Sign that the requester has the outputs: custodians are paid, and their bonds return."""
-    for window in client.task_windows(task):
-        kept = client.custody(task, window.number)
-        if kept is not None and kept.phase == "kept" and window.phase == "final":
-            client.end_custody(key, task, window.number)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from node.cli.tasks.keeping import end_custody
 from node.home.load import load_node_options
 from node.market.posting import Job, make_digits_job, next_of_update, say_update
 from node.process.control import ControlUnavailable, ask_node
@@ -32,7 +33,7 @@ from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
 from testnet.plan import COIN, Plan
 from testnet.scenarios.books import Books, make_books
 from testnet.scenarios.parts import OVERLOADER
-from testnet.scenarios.private import end_custody, fetch, post_private, share, wait_storage
+from testnet.scenarios.private import fetch, post_private, share, wait_storage
 from testnet.scenarios.stories import Story
 
 __all__ = ["Outcome", "Scenario"]

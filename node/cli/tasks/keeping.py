@@ -22,10 +22,10 @@ from state.primitives.transactions import decode_transaction
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.ledger.custody_transitions import ASK_CUSTODY
-from tasks.ledger.transitions import task_id_of
+from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import JobSpec
 
-__all__ = ["CustodyAsk", "check_node", "plain_dataset", "share_out", "told_readers"]
+__all__ = ["CustodyAsk", "check_node", "end_custody", "plain_dataset", "share_out", "told_readers"]
 
 SHARE_TIMEOUT_S: Final = 600.0
 """Machines that keep a share fetch the encrypted data set first."""
@@ -66,6 +66,16 @@ class CustodyAsk:
             self.client.submit(raw)
             self._sent = raw
 
+    def create(self, spec: bytes) -> bytes:
+        """Create the task of a specification, with its custody; return its id."""
+        raw = self.client.sign(self.key, CREATE_TASK, [spec])
+        self.client.submit(raw)
+        self.send(raw)
+        self.client.wait(raw)
+        task = task_id_of(self.key.address, decode_transaction(raw).nonce)
+        self.finish(task)
+        return task
+
     def finish(self, task: bytes) -> None:
         """Wait until it is final. If it is refused the task is cancelled: it would have no custody."""
         try:
@@ -80,6 +90,14 @@ class CustodyAsk:
             raise TransactionRefused(
                 f"task {hexed(task)} has no custody and was cancelled: {error}", reason=error.reason or "unknown"
             ) from None
+
+
+def end_custody(client: Client, key: SecretKey, task: bytes) -> None:
+    """Sign that the requester has the outputs: custodians are paid, and their bonds return."""
+    for window in client.task_windows(task):
+        kept = client.custody(task, window.number)
+        if kept is not None and kept.phase == "kept" and window.phase == "final":
+            client.end_custody(key, task, window.number)
 
 
 def plain_dataset(spec: JobSpec, file: Path | None) -> bytes:
