@@ -81,6 +81,8 @@ class Overlay:
         """
         changes = self.changes
         mine = {key: changes[key] for key in self._changed(start, stop) if start <= key < stop}
+        if not mine:
+            return self.base.scan(start, stop, limit)
         below = self.base.scan(start, stop, limit + sum(value is None for value in mine.values()))
         merged = dict(below)
         merged.update({key: value for key, value in mine.items() if value is not None})
@@ -101,6 +103,8 @@ class Overlay:
             self._indexed = len(changes)
         first = start[0] if start else 0
         last = stop[0] if stop else -1
+        if first == last:
+            return list(tables.get(first, ()))
         return [key for number in range(first, last + 1) if number in tables for key in tuple(tables[number])]
 
     def mark(self) -> None:

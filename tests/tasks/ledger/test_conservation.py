@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from billing.escrow import Purpose, escrow_totals
+from billing.escrow import Purpose, check_escrows, escrow_totals
 from state.primitives.codec import Value
 from tasks.ledger import queries
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
@@ -225,6 +225,7 @@ class Market(RuleBasedStateMachine):
     def money_is_conserved(self) -> None:
         if hasattr(self, "world"):
             self.world.check_money()
+            check_escrows(self.world.state)
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -8,7 +8,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.escrow import Pool, Purpose, Vault
+from billing.escrow import Pool, Purpose, Vault, check_escrows
 from billing.prices import share
 from state.view.accounts import balance_of, debit
 from tasks.ledger import queries
@@ -223,6 +223,7 @@ class Paced(World):
 
     def check_money(self) -> None:
         if self.height % 50 == 0:
+            check_escrows(self.state)
             super().check_money()
 
 
