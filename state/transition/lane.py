@@ -14,10 +14,13 @@ from state.primitives.genesis import ChainParameters
 from state.transition.rules import Checked, Rule, Ticket
 from state.view import Reader
 
-__all__ = ["LANE_PREDECESSORS_MAX", "Room", "ticket_of", "urgent_first"]
+__all__ = ["LANE_PREDECESSORS_MAX", "MISFITS_MAX", "Room", "ticket_of", "urgent_first"]
 
 LANE_GAS_PART: Final = 8
 LANE_BYTES_PART: Final = 16
+MISFITS_MAX: Final = 16_384
+"""Transactions without room that a leader looks at. Smaller ones behind them may have room. So it is not few: large
+ones that pay well would keep those out."""
 LANE_PREDECESSORS_MAX: Final = 16
 """Earlier transactions of a sender that a leader includes for one that has a ticket."""
 
@@ -40,7 +43,9 @@ class Room:
         self._subjects: set[bytes] = set()
         self._gas = self._size = self._count = 0
         self._lane_gas_used = self._lane_size = 0
+        rules = tuple(rules)
         weights = [rule.gas for rule in rules if rule.ticket is not None]
+        self._least_gas = min((rule.gas for rule in rules), default=0)
         self._lane_gas = chain.block_gas_limit // LANE_GAS_PART
         self._lane_count = self._lane_gas // min(weights) if weights else 0
         if not self._lane_count:
@@ -51,6 +56,12 @@ class Room:
     def gas_limit(self) -> int:
         """Weights in sum that transactions outside of the lane may have."""
         return self._chain.block_gas_limit - self._lane_gas
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether no transaction has room outside of the lane."""
+        is_counted = self._count >= self._chain.transactions_max - self._lane_count
+        return is_counted or self._gas + self._least_gas > self.gas_limit
 
     def fits(self, checked: Checked) -> bool:
         """Tell whether a transaction has room."""
@@ -97,8 +108,8 @@ class Room:
         return b"" if ticket is None or ticket.subject in self._subjects else ticket.subject
 
 
-def urgent_first(state: Reader, transactions: Iterable[Checked]) -> list[Checked]:
-    """Return transactions with those that have tickets first, the least time left before others.
+def urgent_first(state: Reader, transactions: Iterable[Checked]) -> tuple[list[Checked], list[Checked]]:
+    """Return those that have tickets, the least time left before others, and all other transactions.
 
     What a sender sent before such a one comes with it, ``LANE_PREDECESSORS_MAX`` at most: nonces have an order.
     """
@@ -109,7 +120,7 @@ def urgent_first(state: Reader, transactions: Iterable[Checked]) -> list[Checked
         if checked.rule.ticket is not None and (ticket := ticket_of(state, checked)) is not None
     ]
     if not tickets:
-        return offered
+        return [], offered
     senders = {offered[at].transaction.sender for _, at in tickets}
     queues: dict[bytes, list[int]] = {sender: [] for sender in senders}
     for at, checked in enumerate(offered):
@@ -121,4 +132,4 @@ def urgent_first(state: Reader, transactions: Iterable[Checked]) -> list[Checked
         if len(earlier) <= LANE_PREDECESSORS_MAX:
             first.update(dict.fromkeys((*earlier, at)))
     rest = [checked for at, checked in enumerate(offered) if at not in first]
-    return [offered[at] for at in first] + rest
+    return [offered[at] for at in first], rest

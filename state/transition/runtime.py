@@ -56,7 +56,7 @@ from state.transition.evidence import (
     select_evidence,
 )
 from state.transition.fees import demand_of, effective_price, next_base_fee
-from state.transition.lane import Room, urgent_first
+from state.transition.lane import MISFITS_MAX, Room, urgent_first
 from state.transition.rules import BlockContext, BlockHook, Checked, Context, Holding, Invariant, Rule
 from state.transition.slashing import delete_old_offences
 from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
@@ -346,12 +346,17 @@ class Runtime:
         """Return those of ``transactions``, in their order, that together pass ``check_body``.
 
         Those that have places in the lane come first. One that does not fit is left out, and with it what follows
-        from its sender.
+        from its sender. The others end with a full block, or after ``MISFITS_MAX`` that did not fit.
         """
         room, spent = self._room(state), dict[bytes, tuple[int, int]]()
         chosen: list[Checked] = []
-        for checked in urgent_first(state, transactions):
+        urgent, others = urgent_first(state, transactions)
+        misfits = 0
+        for at, checked in enumerate(urgent + others):
+            if at >= len(urgent) and (misfits == MISFITS_MAX or room.is_full):
+                break
             if not room.fits(checked):
+                misfits += 1
                 continue
             try:
                 _claim(state, base_fee, checked, spent)

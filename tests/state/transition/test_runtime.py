@@ -15,7 +15,9 @@ from state.primitives.genesis import ChainParameters
 from state.primitives.merkle import merkle_proof, merkle_root, verify_merkle_proof
 from state.primitives.receipts import Event, EventType, Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction
+from state.transition import runtime as runtime_module
 from state.transition.fees import demand_of, effective_price, next_base_fee
+from state.transition.lane import Room
 from state.transition.rules import BlockContext, Context, Rule
 from state.transition.runtime import Checked, Runtime
 from state.transition.transfer import TRANSFER_GAS
@@ -199,6 +201,27 @@ def test_a_body_keeps_the_limits_of_the_block() -> None:
         checked = [small.runtime.check(transaction) for transaction in transactions]
         assert small.runtime.select(small.state, FEE // 2, checked) == checked[:3]
         small.step(*transactions[:3])
+
+
+@pytest.mark.parametrize("parameter", ["transactions_max", "block_gas_limit"])
+def test_a_full_body_ends_the_look_through_the_pool(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Checked] = []
+    fits = Room.fits
+    monkeypatch.setattr(Room, "fits", lambda room, checked: looked.append(checked) or fits(room, checked))
+    limit, extra = (3, {}) if parameter == "transactions_max" else (4 * TRANSFER_GAS - 1, {"block_gas_target": 1})
+    small = Ledger(Runtime(genesis(**{parameter: limit}, **extra)))
+    checked = [small.runtime.check(transfer(ALICE, nonce, BOB.address, 1)) for nonce in range(9)]
+    assert small.runtime.select(small.state, FEE // 2, checked) == checked[:3] == looked
+
+
+def test_so_many_that_do_not_fit_end_the_look_through_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "MISFITS_MAX", 2)
+    first, *others = (transfer(ALICE, nonce, BOB.address, 1) for nonce in (0, 1 << 40, 1 << 40, 1))
+    assert len(others[0].raw) > len(others[-1].raw)
+    small = Ledger(Runtime(genesis(body_bytes_max=len(first.raw) + len(others[-1].raw))))
+    for offered, chosen in (([first, *others[1:]], 2), ([first, *others], 1)):
+        checked = [small.runtime.check(transaction) for transaction in offered]
+        assert len(small.runtime.select(small.state, FEE // 2, checked)) == chosen
 
 
 def test_a_generous_gas_limit_takes_no_room_from_others() -> None:
