@@ -19,8 +19,8 @@ __all__ = ["LANE_PREDECESSORS_MAX", "MISFITS_MAX", "Room", "ticket_of", "urgent_
 LANE_GAS_PART: Final = 8
 LANE_BYTES_PART: Final = 16
 MISFITS_MAX: Final = 16_384
-"""Transactions without room that a leader looks at. Smaller ones behind them may have room. So it is not few: large
-ones that pay well would keep those out."""
+"""Transactions without room that a leader looks at. Smaller ones behind them may have room, so the limit is high:
+few large ones that pay well shall not keep those out."""
 LANE_PREDECESSORS_MAX: Final = 16
 """Earlier transactions of a sender that a leader includes for one that has a ticket."""
 

@@ -39,58 +39,11 @@ _PACKAGES: Final = ("billing", "state", "tasks")
 PLANS: Final = {
     plan.name: plan
     for plan in (
-        Plan(
-            "sample",
-            1,
-            1,
-            0,
-            0,
-            best=1,
-            confirmed=1,
-            absent_settings=1,
-            absent_markets=1,
-            absent_confirmed=1,
-            repeated=1,
-        ),
-        Plan(
-            "quick",
-            8,
-            2,
-            0,
-            0,
-            best=1,
-            confirmed=16,
-            absent_settings=1,
-            absent_markets=3,
-            absent_confirmed=12,
-            repeated=32,
-        ),
-        Plan(
-            "short",
-            24,
-            2,
-            6,
-            6,
-            best=2,
-            confirmed=20,
-            absent_settings=3,
-            absent_markets=4,
-            absent_confirmed=16,
-            repeated=128,
-        ),
-        Plan(
-            "nightly",
-            200,
-            2,
-            20,
-            10,
-            best=3,
-            confirmed=60,
-            absent_settings=12,
-            absent_markets=8,
-            absent_confirmed=60,
-            repeated=400,
-        ),
+        # settings, markets, narrowed on, best, confirmed; settings, markets, confirmed of absent rules; repeated
+        Plan("sample", 1, 1, 0, 0, 1, 1, 1, 1, 1, 1),
+        Plan("quick", 8, 2, 0, 0, 1, 16, 1, 3, 12, 32),
+        Plan("short", 24, 2, 6, 6, 2, 20, 3, 4, 16, 128),
+        Plan("nightly", 200, 2, 20, 10, 3, 60, 12, 8, 60, 400),
     )
 }
 
