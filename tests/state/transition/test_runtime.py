@@ -207,7 +207,12 @@ def test_a_body_keeps_the_limits_of_the_block() -> None:
 def test_a_full_body_ends_the_look_through_the_pool(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Checked] = []
     fits = Room.fits
-    monkeypatch.setattr(Room, "fits", lambda room, checked: looked.append(checked) or fits(room, checked))
+
+    def look(room: Room, checked: Checked) -> bool:
+        looked.append(checked)
+        return fits(room, checked)
+
+    monkeypatch.setattr(Room, "fits", look)
     limit, extra = (3, {}) if parameter == "transactions_max" else (4 * TRANSFER_GAS - 1, {"block_gas_target": 1})
     small = Ledger(Runtime(genesis(**{parameter: limit}, **extra)))
     checked = [small.runtime.check(transfer(ALICE, nonce, BOB.address, 1)) for nonce in range(9)]
