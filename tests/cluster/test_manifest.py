@@ -16,15 +16,21 @@ from tests.cluster.links import address, own_network, set_cuts
 from tests.cluster.manifest import KINDS, NETWORK, RELAY, SIGNER, WORKER, draw
 from tests.cluster.playing import build_disturb, play, tell
 
-LASTS_S = 15.0
-SEED = 781
-"""Its short form has a split, a full disk, a killed relay and homes behind it, short epochs, a rotated key, a late
-start from the state, and rests."""
+SAMPLE = (889, 8.0)
+"""Seed and seconds: four validators and two light clients; a split, a death in a start, a move to another port."""
+LARGER = (781, 15.0)
+"""This one has a split, a full disk, a killed relay and homes behind it, short epochs, a rotated key, a late start
+from the state, and rests."""
 
 
 @pytest.mark.cluster
-def test_a_generated_network_is_level_again_and_told_its_clients_the_truth(tmp_path: Path) -> None:
-    manifest = draw(SEED, lasts_s=LASTS_S)
+@pytest.mark.parametrize(
+    ("seed", "lasts_s"), [SAMPLE, pytest.param(*LARGER, marks=pytest.mark.nightly)], ids=["sample", "larger"]
+)
+def test_a_generated_network_is_level_again_and_told_its_clients_the_truth(
+    seed: int, lasts_s: float, tmp_path: Path
+) -> None:
+    manifest = draw(seed, lasts_s=lasts_s)
     print(manifest.to_json())
     assert play(manifest, tmp_path) > 3
 
@@ -41,8 +47,9 @@ def test_numbers_give_networks_of_every_kind_and_always_the_same() -> None:
     deeds = {deed.kind for manifest in manifests for deed in manifest.deeds}
     assert deeds == {"stake", "unstake", "rotate", "upgrade", "task"}
     assert any(manifest.homes for manifest in manifests) and any(manifest.lights for manifest in manifests)
-    short = {one.kind for one in draw(SEED, lasts_s=LASTS_S).disturbances}
-    assert "split" in short and len(short) > 2
+    for seed, lasts_s in (SAMPLE, LARGER):
+        short = {one.kind for one in draw(seed, lasts_s=lasts_s).disturbances}
+        assert "split" in short and len(short) > 2
     for manifest in manifests:
         there = [NETWORK, *manifest.names]
         there += [RELAY] if manifest.homes or manifest.has_task else []

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import trio
 
 from node.bench.rpc import run
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_tiny_run_gives_every_figure() -> None:

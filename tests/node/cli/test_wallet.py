@@ -332,6 +332,7 @@ def test_messages_and_typed_data_are_signed_and_checked(shell: Shell, tmp_path: 
             shell.ask("sign", *wrong, "--key", "a", *shell.file)
 
 
+@pytest.mark.slow
 def test_cast_opens_our_files_and_we_open_those_of_cast(shell: Shell, tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed, so cast is not")

@@ -126,6 +126,7 @@ def _operator(segment: Segment, tensor: int) -> str:
     return call.operator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
 def test_a_liar_at_a_random_element_is_proved_to_lie(served: bool) -> None:
     played, folds = 0, 0

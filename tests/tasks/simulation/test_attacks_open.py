@@ -37,6 +37,7 @@ from tasks.simulation.stage import (
 from tasks.simulation.strategies import STRATEGIES
 from tasks.spec import JobSpec
 
+pytestmark = pytest.mark.slow
 MARKETS: Final = 8
 PLAIN: Final = Conditions(
     windows=2, segments=16, segment_steps=2_000, cost_per_tera=DKB // 3, margin_milli=1_500,

@@ -230,6 +230,7 @@ def test_conditions_differ_from_market_to_market() -> None:
     assert {at.is_seasoned for at in drawn} == {True, False}
 
 
+@pytest.mark.slow
 def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None:
     report = Campaign(PLANS["sample"], tmp_path, rules=()).run()
     assert set(report["strategies"]) == set(BY_NAME)
