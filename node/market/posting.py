@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, Final, NamedTuple
 
 from rpc.client import Client, TaskUpdate
 from rpc.client.blobs import Progress, blob_of_file
-from rpc.client.results import Task
+from rpc.client.results import Custody, Task
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import Dataset
+from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.screening import DatasetFacts
 
 __all__ = [
@@ -28,8 +30,10 @@ __all__ = [
     "make_digits_job",
     "next_of",
     "put_digits_of",
+    "say_input",
     "say_update",
     "task_transactions",
+    "wait_input",
 ]
 
 
@@ -40,6 +44,11 @@ DIGITS_FACTS: Final = DatasetFacts(
     bytes.fromhex("fb6be493eefef2e6d77521b4e2a94eda824ef0f7421054e742047b3fedd10bf2"), "",
 )  # fmt: skip
 """What it is as a data set."""
+
+
+INPUT_POLL_S: Final = 1.0
+INPUT_PATIENCE_S: Final = 4 * 3600.0
+"""By then the chain has drawn all custodians that it draws, unless it stands still."""
 
 
 class Job(NamedTuple):
@@ -96,6 +105,34 @@ def _put_digits(
         return dataset, client.upload(path, control=control, key=key, progress=progress)
 
 
+def say_input(kept: Custody) -> str:
+    """Return how far the custody of a data set is, in words."""
+    signed, drawn = len(kept.custodians), len(kept.document["drawn"])
+    match kept.phase:
+        case "kept":
+            return f"{signed} machines keep the data set: its requester may be offline"
+        case "signing":
+            return f"{signed} of {signed + drawn} drawn machines signed for the data set: the task waits for them"
+        case _:
+            return "machines that keep the data set are drawn: the task waits for them"
+
+
+def wait_input(client: Client, task: bytes, tell: Callable[[str], None]) -> bool:
+    """Wait until a task's data set is kept, and say each step. Return whether it is.
+
+    It is not if drawn machines have not signed, or if nobody has asked for it.
+    """
+    told, deadline = "", time.monotonic() + INPUT_PATIENCE_S
+    while (kept := client.custody(task, INPUT_WINDOW)) is not None and time.monotonic() < deadline:
+        if (line := say_input(kept)) != told:
+            told = line
+            tell(f"                  {line}")
+        if kept.phase == "kept":
+            return True
+        time.sleep(INPUT_POLL_S)
+    return False
+
+
 def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:
     """Say each change of a task and of its windows as it becomes final; return the phase in which it ended.
 
@@ -142,6 +179,9 @@ def next_of(client: Client, task: Task, phase: str, reason: str) -> list[str]:
     if phase in SEARCHING and task.phase in SEARCHING:
         with suppress(DekubeError, KeyError, TypeError, ValueError):  # the gateway does not say
             raw = bytes.fromhex(str(task.document["spec"]["raw"]).removeprefix("0x"))
+            kept = client.custody(task.id, INPUT_WINDOW) if phase == "matching" else None
+            if kept is not None:
+                lines.append(say_input(kept))
             found = client.quote_task(raw, task=task.id)
             lines += [item.text for item in (*found.objections, *found.notices)]
     return lines

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from node.cli.tasks.keeping import CustodyAsk
+from node.cli.tasks.kept_input import KeptInput, input_price
 from node.market.posting import Job
 from node.market.private_jobs import INPUTS, make_private, put_private
 from node.process.control import ask_node
@@ -34,12 +35,17 @@ def wait_storage(client: Client) -> None:
         time.sleep(PAUSE_S)
 
 
-def post_private(client: Client, key: SecretKey, job: Job, control: Path) -> bytes:
-    """Post the private form of a job on the built-in data set, with its custody; return the task."""
+def post_private(client: Client, key: SecretKey, job: Job, control: Path, *, keeps_input: bool) -> bytes:
+    """Post the private form of a job on the built-in data set, with its custody; return the task.
+
+    ``keeps_input``: its data set is in custody too, and was signed for when this returns.
+    """
     private = make_private(key, job.spec, make_dataset("digits").encode())
     put_private(client, private, control)
     spec = encode_spec(private.spec)
     ask = CustodyAsk(client, key, private.key_root, INPUTS, client.quote_task(spec).custody)
+    if keeps_input:
+        ask.kept = KeptInput(client, key, private.commitment, input_price(client, private.spec))
     return ask.create(spec)
 
 

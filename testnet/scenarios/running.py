@@ -169,7 +169,8 @@ class Scenario:
     def _post(self, client: Client, job: Job) -> bytes:
         if not self._story.requester:
             return client.create_task(self._requester, encode_spec(job.spec)).id
-        return post_private(client, self._requester, job, self._cluster.home(self._story.requester).control)
+        control = self._cluster.home(self._story.requester).control
+        return post_private(client, self._requester, job, control, keeps_input=self._story.is_offline)
 
     def _leave(self, task: bytes, token: trio.lowlevel.TrioToken) -> None:
         """Share the key of the task, and take its requester off the network."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from node.cli.output import show_amount
 from node.cli.session import Session
+from node.cli.tasks.kept_input import KeptInput
 from node.cli.tasks.watch import say
 from node.market.posting import DIGITS_BLOB
 from node.process.control import ControlUnavailable, ask_node
@@ -43,6 +44,8 @@ class CustodyAsk:
     key_root: bytes
     inputs: int
     amount: int
+    kept: KeptInput | None = None
+    """Custody of the data set too, if that is asked for."""
 
     def __post_init__(self) -> None:
         if not self.amount:
@@ -52,7 +55,8 @@ class CustodyAsk:
     @property
     def told(self) -> str:
         """What it locks, in words."""
-        return f"locks {show_amount(self.amount)} more; what is not used comes back"
+        amount = self.amount + (self.kept.amount if self.kept is not None else 0)
+        return f"locks {show_amount(amount)} more; what is not used comes back"
 
     def _payload(self, task: bytes) -> list[Value]:
         return [task, self.key_root, self.inputs, self.amount]
@@ -65,6 +69,8 @@ class CustodyAsk:
             raw = self.client.sign(self.key, ASK_CUSTODY, payload, nonce=nonce + 1)
             self.client.submit(raw)
             self._sent = raw
+            if self.kept is not None:
+                self.kept.send(task_id_of(self.key.address, nonce), nonce + 2)
 
     def create(self, spec: bytes) -> bytes:
         """Create the task of a specification, with its custody; return its id."""
@@ -90,6 +96,8 @@ class CustodyAsk:
             raise TransactionRefused(
                 f"task {hexed(task)} has no custody and was cancelled: {error}", reason=error.reason or "unknown"
             ) from None
+        if self.kept is not None:
+            self.kept.finish(task)
 
 
 def end_custody(client: Client, key: SecretKey, task: bytes) -> None:
@@ -101,10 +109,10 @@ def end_custody(client: Client, key: SecretKey, task: bytes) -> None:
 
 
 def plain_dataset(spec: JobSpec, file: Path | None) -> bytes:
-    """Return the plain data set of a private job: a file's content, or the built-in one. Raises ConfigError."""
+    """Return the plain data set of a job: a file's content, or the built-in one. Raises ConfigError."""
     if file is None:
         if spec.dataset.blob != DIGITS_BLOB:
-            raise ConfigError("a private job of a file needs its data set: give it with --dataset FILE")
+            raise ConfigError("a job of a file needs its data set here: give it with --dataset FILE")
         return make_dataset("digits").encode()
     try:
         with file.open("rb") as source:
@@ -154,5 +162,5 @@ def share_out(control: Path, task: bytes, threshold: int, holders: int) -> list[
     except (ControlUnavailable, DekubeError) as error:
         say(f"Note: the key was not shared ({error}). This node must run until the worker has the key.")
         return []
-    say(f"{len(machines)} machines keep a share of the key, and the encrypted data set. You may go offline.")
+    say(f"{len(machines)} machines keep a share of the key. You may go offline.")
     return machines

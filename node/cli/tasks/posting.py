@@ -20,6 +20,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
+from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from node.market.private_jobs import INPUTS, make_private, put_private
@@ -281,7 +282,10 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
               help="Have drawn machines keep the outputs, which anybody can read.")  # fmt: skip
 @click.option("--private", "is_private", is_flag=True,
               help="Encrypt the data set and the outputs. Implies --custody.")  # fmt: skip
-@click.option("--dataset", type=PathName(), metavar="FILE", help="With --private and --spec: the plain data set.")
+@click.option("--keep-input", "keeps_input", is_flag=True,
+              help="Have drawn machines keep the data set too. --holders implies it.")  # fmt: skip
+@click.option("--dataset", type=PathName(), metavar="FILE",
+              help="With --spec and --private or --keep-input: the plain data set.")  # fmt: skip
 @click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
               help="With --private: machines that keep shares of the key, while you are offline.")  # fmt: skip
 @click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
@@ -291,8 +295,8 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @yes_option
 @json_option
 def create(
-    session: Session, recipe: _Recipe, is_kept: bool, is_private: bool, dataset: Path | None, holders: int,
-    threshold: int | None, watches: bool, anyway: bool, yes: bool, as_json: bool,
+    session: Session, recipe: _Recipe, is_kept: bool, is_private: bool, keeps_input: bool, dataset: Path | None,
+    holders: int, threshold: int | None, watches: bool, anyway: bool, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
@@ -305,7 +309,8 @@ def create(
     impossible also if no machine meets its requirements.
 
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
-    worker. With --holders that many machines keep shares of the key. Then it may be offline after this command.
+    worker. With --holders that many machines keep shares of the key, and drawn machines keep the data set. Then it
+    may be offline after this command. For a public task --keep-input does the same.
 
     \b
     Examples:
@@ -353,6 +358,8 @@ def create(
         elif is_kept:
             ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
         if ask is not None:
+            if keeps_input or holders:
+                ask.kept = _kept_input(client, key, spec, private, dataset)
             what["custody"] = ask.told
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
@@ -382,6 +389,17 @@ def create(
     if as_json:
         show(answer)
     expect_settled(task_id, str(answer["phase"]))
+
+
+def _kept_input(
+    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, file: Path | None
+) -> KeptInput:
+    """Return what asks for the custody of a job's data set. Raises ConfigError."""
+    if private is not None:
+        commitment = private.job.commitment
+    else:
+        commitment = commitment_of(key, spec, plain_dataset(spec, file), is_private=False)
+    return KeptInput(client, key, commitment, input_price(client, spec))
 
 
 class _Private:

@@ -12,7 +12,7 @@ from node.cli.commands import next_command
 from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
-from node.market.posting import follow
+from node.market.posting import follow, wait_input
 from rpc.client import Client, TaskEnded
 from rpc.client.core import hexed
 from rpc.client.results import EscrowTotals, Task
@@ -39,6 +39,8 @@ def say(line: str, *, err: bool = True) -> None:
 def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
     """Follow a task until it ends; return its final phase."""
     try:
+        if record_of(client, task_id).phase == "matching":
+            wait_input(client, task_id, partial(say, err=as_json))
         phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s)
     except KeyboardInterrupt:
         told = hexed(task_id)

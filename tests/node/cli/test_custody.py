@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,19 +11,29 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
+import node.market.posting
 from node.cli import group
 from node.cli.session import Session
 from node.cli.tasks.keeping import CustodyAsk
+from node.cli.tasks.kept_input import KeptInput, commitment_of
 from node.market.private_jobs import make_private
 from rpc.client import Client, ClientError, TransactionRefused
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
+from state.primitives.manifests import manifest_of
 from state.primitives.transactions import decode_transaction, sign_transaction
 from tasks.custody.chunks import chunk_proof_from_value, is_garbage
 from tasks.custody.keys import KeyCommitments, check_key, derive_key, key_proof_from_value, window_key_name
 from tasks.custody.sealed import OutputIsGarbage, open_output, seal_output, task_key_of
-from tasks.ledger.custody_transitions import ASK_CUSTODY, DEMAND_CUSTODY, END_CUSTODY, REVEAL_GARBAGE
+from tasks.ledger.custody_records import INPUT_WINDOW
+from tasks.ledger.custody_transitions import (
+    ASK_CUSTODY,
+    DEMAND_CUSTODY,
+    END_CUSTODY,
+    KEEP_INPUT,
+    REVEAL_GARBAGE,
+)
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK, task_id_of
 from tasks.spec import encode_spec
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -209,6 +220,59 @@ def test_custody_is_asked_for_with_the_next_nonce_or_again(loses: bool) -> None:
     ask.send(created)
     ask.finish(task_id_of(KEY.address, 7))
     assert gateway.sent == [(ASK_CUSTODY, [task_id_of(KEY.address, 7), job.key_root, 1, 99])]
+
+
+class Receipts(Gateway):
+    """A gateway of a chain on which machines sign for a data set in the ``good`` request for it, from 1."""
+
+    good, looked_after = 1, 0
+
+    def custody(self, _task: bytes, window: int) -> Any:
+        assert window == INPUT_WINDOW
+        asked = sum(kind == KEEP_INPUT for kind, _ in self.sent)
+        if asked < self.good and asked == self.looked_after:
+            return None  # drawn machines have not signed: it is over
+        self.looked_after = asked
+        is_kept = asked >= self.good
+        return SimpleNamespace(
+            phase="kept" if is_kept else "signing", custodians=(keeper(FIRST),) * (1 + is_kept),
+            document={"drawn": [] if is_kept else ["0x"]},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("good", [1, 3, 9])
+def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machines_have_signed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: int
+) -> None:
+    monkeypatch.setattr(node.market.posting, "INPUT_POLL_S", 0)
+    gateway, job = Receipts(), make_private(KEY, SPEC, BLOB)
+    gateway.good = good
+    kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
+    ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept)
+    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))
+    task = task_id_of(KEY.address, 7)
+    if good > 3:
+        with pytest.raises(TransactionRefused, match="nobody keeps the data set"):
+            ask.finish(task)
+    else:
+        ask.finish(task)
+        assert "2 machines keep the data set" in capsys.readouterr().err
+    asked: tuple[int, list[Any]] = (KEEP_INPUT, [task, *job.commitment, 5])
+    assert gateway.sent == [(ASK_CUSTODY, [task, job.key_root, 1, 99]), *[asked] * min(good, 3)]
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_data_set_of_another_job_is_not_committed_to(is_private: bool) -> None:
+    job = make_private(KEY, SPEC, BLOB)
+    spec = job.spec if is_private else SPEC._replace(dataset=SPEC.dataset._replace(blob=name_of(BLOB)))
+    commitment = commitment_of(KEY, spec, BLOB, is_private=is_private)
+    assert commitment.size == len(BLOB) and (commitment == job.commitment) == is_private
+    with pytest.raises(ConfigError, match="not the data set"):
+        commitment_of(KEY, spec, BLOB[:-1] + b"x", is_private=is_private)
+
+
+def name_of(content: bytes) -> bytes:
+    return manifest_of(BytesIO(content)).blob_id
 
 
 def test_a_task_whose_custody_is_refused_is_cancelled() -> None:

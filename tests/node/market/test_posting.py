@@ -28,6 +28,9 @@ class Following:
         assert raw == b"\x12" or not self.notices
         return SimpleNamespace(objections=(), notices=self.notices)
 
+    def custody(self, _task: bytes, _window: int) -> None:
+        return None
+
     def follow(self, _task: bytes, **_: Any) -> Iterator[TaskUpdate]:
         yield from self.updates
 

@@ -1,0 +1,93 @@
+"""Custody of a task's data set: what it costs, asking for it, and how far it is (market.md R44)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Final
+
+from node.cli.output import show_amount
+from node.cli.tasks.watch import say
+from node.market.posting import wait_input
+from node.market.private_jobs import make_private
+from rpc.client import Client, TransactionRefused
+from rpc.client.core import hexed
+from state.primitives.codec import Value
+from state.primitives.errors import ConfigError
+from state.primitives.keys import SecretKey
+from state.primitives.manifests import manifest_of
+from tasks.claims import layout_of
+from tasks.custody.chunks import BlobCommitment
+from tasks.custody.sealed import public_input
+from tasks.ledger.custody import reserve_for
+from tasks.ledger.custody_records import INPUT_WINDOW
+from tasks.ledger.custody_transitions import KEEP_INPUT
+from tasks.ledger.parameters import TaskParameters
+from tasks.spec import JobSpec
+
+__all__ = ["KeptInput", "commitment_of", "input_price"]
+
+ASKS_MAX: Final = 3
+"""How often custody is asked for if drawn machines do not sign."""
+_NAMES: Final = ("custody_copies", "custody_ms", "custody_price_per_gib_hour", "custody_fee_min")
+
+
+def input_price(client: Client, spec: JobSpec) -> int:
+    """Return what a requester locks for the custody of a job's data set."""
+    found = client.call("dekube_genesis")["parameters"]
+    parameters = TaskParameters(**{name: int(found[f"tasks.{name}"]) for name in _NAMES})
+    return reserve_for(layout_of(spec).size, parameters) if parameters.custody_copies else 0
+
+
+def commitment_of(key: SecretKey, spec: JobSpec, dataset: bytes, *, is_private: bool) -> BlobCommitment:
+    """Return what the chain is told of a job's data set. Raises ConfigError where it is another file's."""
+    if is_private:
+        job = make_private(key, spec, dataset)
+        commitment, name = job.commitment, job.spec.dataset.blob
+    else:
+        commitment = public_input(spec.dataset.root, dataset).commitment
+        name = manifest_of(BytesIO(dataset)).blob_id
+    if name != spec.dataset.blob:
+        raise ConfigError("the file is not the data set of the job: give the one that the job was made with")
+    return commitment
+
+
+@dataclass
+class KeptInput:
+    """Asks for the custody of a task's data set, and waits for the receipts."""
+
+    client: Client
+    key: SecretKey
+    commitment: BlobCommitment
+    amount: int
+    _sent: bytes | None = field(default=None, init=False)
+
+    def payload(self, task: bytes) -> list[Value]:
+        """Return the payload of **keep_input**."""
+        return [task, *self.commitment, self.amount]
+
+    def send(self, task: bytes, nonce: int) -> None:
+        """Submit it beside the transaction that creates the task."""
+        raw = self.client.sign(self.key, KEEP_INPUT, self.payload(task), nonce=nonce)
+        self.client.submit(raw)
+        self._sent = raw
+
+    def finish(self, task: bytes) -> None:
+        """Wait until machines have signed; ask again if they do not. Raises TransactionRefused."""
+        for _ in range(ASKS_MAX):
+            if self._sent is not None:
+                raw, self._sent = self._sent, None
+                self.client.wait(raw)
+            elif self.client.custody(task, INPUT_WINDOW) is None:
+                self.client.send(self.key, KEEP_INPUT, self.payload(task))
+            if wait_input(self.client, task, say):
+                return
+            say("Not enough drawn machines signed for the data set; custody is asked for again.")
+        raise TransactionRefused(
+            f"nobody keeps the data set of task {hexed(task)}: it waits for that; `dekube task cancel` ends it"
+        )
+
+    @property
+    def told(self) -> str:
+        """What it locks, in words."""
+        return f"kept by drawn machines before a worker is looked for; locks {show_amount(self.amount)} more"
