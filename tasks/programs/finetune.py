@@ -21,7 +21,7 @@ from tasks.programs.builder import Builder
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_layers import NOTHING, Attended, Gated, Layer, Layers, Normed
-from tasks.programs.llama_shape import LlamaShape, weight_tensors
+from tasks.programs.llama_shape import LlamaShape, projection, weight_tensors
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
@@ -30,6 +30,7 @@ from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
+    "CLIPPED_MAX",
     "PLACES",
     "PROJECTIONS",
     "RANK_MAX",
@@ -38,8 +39,11 @@ __all__ = [
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
+    "Needs",
     "adapter_tensors",
+    "check_rates",
     "finetune_program",
+    "layer_tensors",
     "row_tensors",
     "state_tensors",
 ]
@@ -55,6 +59,8 @@ PAIR_BITS: Final = 20
 HEAD_BITS: Final = 28
 """Width of the gradient by the logits: most of a softmax over a vocabulary is below 2^-20 of its largest."""
 GRADIENT_LIMIT: Final = 60
+CLIPPED_MAX: Final = 448
+"""Matrices whose gradients are clipped by their common norm: with each more its bound doubles."""
 ADAPTER_LIMIT: Final = 20
 """As of the weights that they change."""
 ROW_TOKENS: Final = "tokens"
@@ -116,16 +122,33 @@ class FinetuneRates(NamedTuple):
             raise ProgramInvalid("the norm of gradients is bounded by 1000 at most")
 
 
-def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
-    """Return name and type of every trained matrix: A is rank by inputs, B outputs by rank."""
-    weights, found = weight_tensors(shape.model), dict[str, TensorType]()
-    for layer in range(shape.model.layers):
-        for target in shape.targets:
-            name = f"layer/{layer}/{target}"
-            outputs, inputs = weights[name][1:]
-            found[f"{name}/a"] = TensorType(ElementType.BINARY32, shape.rank, inputs)
-            found[f"{name}/b"] = TensorType(ElementType.BINARY32, outputs, shape.rank)
+def check_rates(shape: FinetuneShape, rates: FinetuneRates) -> None:
+    """Raises ProgramInvalid for rates that no program of ``shape`` has."""
+    rates.check()
+    matrices = 2 * len(shape.targets) * shape.model.layers
+    if rates.clip_nano and matrices > CLIPPED_MAX:
+        raise ProgramInvalid(f"gradients of {matrices} matrices cannot be clipped together, at most {CLIPPED_MAX}")
+
+
+def layer_tensors(shape: FinetuneShape) -> list[TensorType]:
+    """Return the types of a layer's trained matrices: of each target A, rank by inputs, and B, outputs by rank."""
+    found: list[TensorType] = []
+    for target in shape.targets:
+        outputs, inputs = projection(shape.model, target)
+        found.append(TensorType(ElementType.BINARY32, shape.rank, inputs))
+        found.append(TensorType(ElementType.BINARY32, outputs, shape.rank))
     return found
+
+
+def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
+    """Return name and type of every trained matrix."""
+    kinds = layer_tensors(shape)
+    names = [f"{target}/{matrix}" for target in shape.targets for matrix in ("a", "b")]
+    return {
+        f"layer/{layer}/{name}": kind
+        for layer in range(shape.model.layers)
+        for name, kind in zip(names, kinds, strict=True)
+    }
 
 
 def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
@@ -140,19 +163,23 @@ def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
 
 
-def finetune_program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
-    """Return the program of one step. Raises ProgramInvalid."""
-    rates.check()
+def finetune_program(shape: FinetuneShape, rates: FinetuneRates, *, checks_bounds: bool = True) -> Program:
+    """Return the program of one step. Raises ProgramInvalid.
+
+    Without ``checks_bounds`` the caller knows that no number can leave the exact range (``check_finetune``).
+    """
+    check_rates(shape, rates)
     sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in row_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
     program = _Step(shape, rates, Builder(sources)).program()
-    check_bounds(program)
+    if checks_bounds:
+        check_bounds(program)
     return program
 
 
 @dataclass(frozen=True)
-class _Needs:
+class Needs:
     """What the way back through a layer has to compute, given the targets and whether layers lie below."""
 
     below: bool
@@ -286,7 +313,7 @@ class _Step(Layers):
 
     def _through_layer(self, layer: Layer, number: int, gradient: int) -> int:
         """Return the gradient by the stream before a layer, as far as anything needs it."""
-        at, needs = f"layer/{number}", _Needs(number > 0, self._job.targets)
+        at, needs = f"layer/{number}", Needs(number > 0, self._job.targets)
         attended = needs.any("query", "key", "value")
         middle = attended or needs.any("output")
         hidden = middle or needs.any("gate", "up")
@@ -313,7 +340,7 @@ class _Step(Layers):
         change = build.call("multiply", build.call("multiply", gradient, gated.up), slope)
         return parts + self._back(f"{at}/gate", change, needed=needed)
 
-    def _through_heads(self, heads: Attended, at: str, gradient: int, needs: _Needs) -> list[int]:
+    def _through_heads(self, heads: Attended, at: str, gradient: int, needs: Needs) -> list[int]:
         """Return what adds up to the gradient by the rows that queries, keys and values were projected from."""
         build, shape, parts = self.build, self.shape, list[int]()
         rows = self.split(gradient, shape.heads)

@@ -14,7 +14,7 @@ from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.program import SourceKind
 
-__all__ = ["STREAM_LIMIT", "Attended", "Gated", "Layer", "Layers", "Normed"]
+__all__ = ["NOTHING", "STREAM_LIMIT", "Attended", "Gated", "Layer", "Layers", "Normed"]
 
 STREAM_LIMIT: Final = 60
 NOTHING: Final = 2.0**-80

@@ -11,7 +11,15 @@ from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["BITS", "LAYERS_MAX", "WEIGHT_EXPONENT_MAX", "LlamaShape", "exponents_of", "weight_tensors"]
+__all__ = [
+    "BITS",
+    "LAYERS_MAX",
+    "WEIGHT_EXPONENT_MAX",
+    "LlamaShape",
+    "exponents_of",
+    "projection",
+    "weight_tensors",
+]
 
 BITS: Final = 15
 LAYERS_MAX: Final = 256
@@ -63,6 +71,16 @@ def exponents_of(name: str) -> str:
     return f"{name}/exponents"
 
 
+def projection(shape: LlamaShape, name: str) -> tuple[int, int]:
+    """Return outputs and inputs of a weight of a layer. Raises KeyError."""
+    queries, keys = shape.heads * shape.head_width, shape.key_width
+    return {
+        "query": (queries, shape.width), "key": (keys, shape.width), "value": (keys, shape.width),
+        "output": (shape.width, queries), "gate": (shape.hidden, shape.width), "up": (shape.hidden, shape.width),
+        "down": (shape.width, shape.hidden),
+    }[name]  # fmt: skip
+
+
 def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
     """Return name and type of every frozen tensor. Weights are outputs by inputs."""
     found: dict[str, TensorType] = {}
@@ -75,19 +93,17 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
         found[name] = TensorType(ElementType.BINARY32, 1, columns)
 
     weight("embedding", shape.vocabulary, shape.width)
-    queries, keys = shape.heads * shape.head_width, shape.key_width
     for layer in range(shape.layers):
         at = f"layer/{layer}"
         vector(f"{at}/attention_norm", shape.width)
-        for name, columns in (("query", queries), ("key", keys), ("value", keys)):
-            weight(f"{at}/{name}", columns, shape.width)
+        for name in ("query", "key", "value"):
+            weight(f"{at}/{name}", *projection(shape, name))
             if shape.biased:
-                vector(f"{at}/{name}_bias", columns)
-        weight(f"{at}/output", shape.width, queries)
+                vector(f"{at}/{name}_bias", projection(shape, name)[0])
+        weight(f"{at}/output", *projection(shape, "output"))
         vector(f"{at}/hidden_norm", shape.width)
-        weight(f"{at}/gate", shape.hidden, shape.width)
-        weight(f"{at}/up", shape.hidden, shape.width)
-        weight(f"{at}/down", shape.width, shape.hidden)
+        for name in ("gate", "up", "down"):
+            weight(f"{at}/{name}", *projection(shape, name))
     vector("norm", shape.width)
     if not shape.tied:
         weight("head", shape.vocabulary, shape.width)

@@ -18,7 +18,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Operator
 from tasks.programs.tensors import TensorType
 
-__all__ = ["Call", "Computation", "Place", "PlaceKind", "Program", "Source", "SourceKind"]
+__all__ = ["CALLS_MAX", "Call", "Computation", "Place", "PlaceKind", "Program", "Source", "SourceKind"]
 
 CALLS_MAX: Final = 1 << 16
 _VERSION: Final = 1
