@@ -35,7 +35,7 @@ from tasks.engines.dataset_layout import NODE_LEVELS, TENSORS, Layout, NodePlace
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.programs.states import data_root
 from tasks.programs.tensors import leaves_of
-from tasks.spec import JobSpec
+from tasks.spec import ClassifierPart, JobSpec
 
 __all__ = [
     "CHUNKS_MAX",
@@ -119,8 +119,10 @@ PlainOf = Callable[[int, bytes], bytes]
 
 
 def layout_of(spec: JobSpec) -> Layout:
-    """Return the layout of a job's data set."""
-    named, widths = spec.dataset, spec.model.widths
+    """Return the layout of a classifier's data set. Raises ClaimUnproven: blobs of other kinds are not judged."""
+    if not isinstance(spec.part, ClassifierPart):
+        raise ClaimUnproven(f"no claim is judged about the blobs of a job of the kind {spec.kind}")
+    named, widths = spec.part.dataset, spec.part.model.widths
     return Layout(named.rows, widths[0], widths[-1], named.shift, named.samples)
 
 

@@ -27,7 +27,7 @@ def digits_spec(
     Three windows of twenty segments; about 3 s on one processor core. ``dataset_blob`` is the content address of
     ``dataset.encode()``. Raises UnsupportedJob for sizes beyond the engine's limits.
     """
-    unrooted = specs.JobSpec(
+    unrooted = specs.classifier_job(
         kind=specs.KIND_TRAIN,
         level=specs.LEVEL_EXACT,
         profile=specs.PROFILE_EXACT_2,
@@ -42,7 +42,7 @@ def digits_spec(
         requirements=specs.Requirements(gpus=0, memory_mib=0, rate_min=0),
         match_ms=match_ms,
     )
-    plan = unrooted.plan()
+    plan = specs.classifier_plan(unrooted)
     spec = unrooted._replace(init_root=initial_state(plan).root(plan))
     Job.of(spec)
     return spec

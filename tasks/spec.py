@@ -6,20 +6,34 @@ task's record as they were sent, and their hash names the job.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import HASH_BYTES, digest
-from tasks.engines.datasets import ROWS_MAX
+from state.primitives.hashing import digest
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
-from tasks.programs.operators.storage import SHIFT_MAX
-from tasks.programs.program import Program
+from tasks.kinds.classifier import (
+    CLASSIFIER_FIELDS,
+    CLASSIFIER_NAMES,
+    KIND_TRAIN,
+    MODEL_MLP,
+    OPTIMISER_ADAMW,
+    ClassifierPart,
+    Dataset,
+    Model,
+    Optimiser,
+)
+from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, KindFields, read_fields
+from tasks.kinds.finetune import FINETUNE_FIELDS, FINETUNE_NAMES, KIND_FINETUNE, FinetunePart, RowSet
+from tasks.kinds.plan import Input, JobPlan
+from tasks.programs.program import Program, SourceKind
 
 __all__ = [
     "GPUS_MAX",
+    "KIND_FINETUNE",
     "KIND_TRAIN",
     "LEVEL_EXACT",
     "MODEL_MLP",
@@ -27,12 +41,17 @@ __all__ = [
     "PROFILE_EXACT_2",
     "SEGMENTS_MAX",
     "SPEC_LIMIT_BYTES",
+    "ClassifierPart",
     "Dataset",
+    "FinetunePart",
     "JobSpec",
     "Model",
     "Optimiser",
     "Requirements",
     "Schedule",
+    "classifier_job",
+    "classifier_of",
+    "classifier_plan",
     "decode_spec",
     "encode_spec",
     "spec_hash",
@@ -58,54 +77,15 @@ than half of what was measured, on a busy machine too, for models that do not fi
 WINDOW_UNITS_MAX: Final = SEGMENTS_MAX * SEGMENT_MS_MAX * STEP_UNITS_PER_MS
 """Work units of a window: as many as its segments may have. Deadlines are multiples of the time that a slow core
 takes for them, eight and a half hours, and so stay within the clock's range."""
-PLANS_HELD_MAX: Final = 1024
-"""Plans kept in memory: every step of a task asks what its work is."""
 GPUS_MAX: Final = 16
 """GPUs of a machine that the registry takes: nobody could ever have more."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
-KIND_TRAIN: Final = "train"
 LEVEL_EXACT: Final = 3
 """Assurance V3: sampled segments are re-run and must agree to the bit. V0 to V2 are refused until they exist."""
 PROFILE_EXACT_2: Final = "exact/2"
 """A step is a program of operators (market.md 4.6)."""
-MODEL_MLP: Final = "mlp"
-OPTIMISER_ADAMW: Final = "adamw"
-
-_VERSION: Final = 1
-
-
-class Model(NamedTuple):
-    """A classifier of fully connected layers; ``widths`` runs from the features to the classes."""
-
-    name: str
-    widths: tuple[int, ...]
-    activation: str
-
-
-class Dataset(NamedTuple):
-    """The data: content address of the blob, and root of the tensors that it holds (features and labels).
-
-    Of ``rows`` rows the first ``samples`` are for training. A feature is a byte times 2^-shift.
-    """
-
-    blob: bytes
-    root: bytes
-    rows: int
-    samples: int
-    shift: int
-
-
-class Optimiser(NamedTuple):
-    """The step rule; rates are in units of 1e-9."""
-
-    name: str
-    learning_rate_nano: int
-    beta1_nano: int
-    beta2_nano: int
-    epsilon_nano: int
-    weight_decay_nano: int
 
 
 class Schedule(NamedTuple):
@@ -127,8 +107,11 @@ class Requirements(NamedTuple):
     rate_min: int
 
 
+Part = ClassifierPart | FinetunePart
+
+
 class JobSpec(NamedTuple):
-    """A training job.
+    """A job of one kind; ``part`` is what that kind has of its own.
 
     ``seed`` fixes the order of the samples and the initial weights, ``init_root`` commits to the state before the
     first step. ``max_price_per_tera_unit`` is the most that is paid for 10^12 work units. ``match_ms`` is how long
@@ -138,16 +121,36 @@ class JobSpec(NamedTuple):
     kind: str
     level: int
     profile: str
-    model: Model
-    dataset: Dataset
-    batch: int
-    optimiser: Optimiser
+    part: Part
     seed: bytes
     init_root: bytes
     schedule: Schedule
     max_price_per_tera_unit: int
     requirements: Requirements
     match_ms: int
+
+    @property
+    def dataset(self) -> Dataset | RowSet:
+        """The rows that the job reads."""
+        return self.part.dataset
+
+    def changed(self, **fields: Any) -> JobSpec:
+        """Return the job with other values for fields of its own or of its part."""
+        own = {name: value for name, value in fields.items() if name in self._fields}
+        rest = {name: value for name, value in fields.items() if name not in own}
+        return self._replace(part=self.part._replace(**rest), **own)
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Return the blobs that the job starts from; the first is its data set."""
+        return self.part.inputs()
+
+    def inputs_bytes(self) -> int:
+        """Return the bytes of all blobs that the job starts from."""
+        return sum(given.size_bytes for given in self.inputs())
+
+    def model_root(self) -> bytes:
+        """Return the root of the job's frozen model; empty if it has none."""
+        return b"".join(given.root for given in self.inputs() if given.kind == SourceKind.MODEL)
 
     @property
     def windows(self) -> int:
@@ -194,46 +197,40 @@ class JobSpec(NamedTuple):
         """Return the program of a step. Raises UnsupportedJob."""
         return self.plan().program
 
-    def plan(self) -> TrainingPlan:
-        """Return the engine's view of the job. Raises UnsupportedJob."""
-        return _plan(self.model, self.dataset, self.batch, self.optimiser, self.seed)
+    def plan(self) -> JobPlan:
+        """Return the plan of the job's steps. Raises UnsupportedJob."""
+        return self.part.plan(self.seed, self.schedule.total_steps)
 
 
-@lru_cache(maxsize=PLANS_HELD_MAX)
-def _plan(model: Model, dataset: Dataset, batch: int, optimiser: Optimiser, seed: bytes) -> TrainingPlan:
-    return TrainingPlan(
-        widths=model.widths,
-        activation=model.activation,
-        batch=batch,
-        rows=dataset.rows,
-        train_rows=dataset.samples,
-        shift=dataset.shift,
-        seed=seed,
-        learning_rate_nano=optimiser.learning_rate_nano,
-        beta1_nano=optimiser.beta1_nano,
-        beta2_nano=optimiser.beta2_nano,
-        epsilon_nano=optimiser.epsilon_nano,
-        weight_decay_nano=optimiser.weight_decay_nano,
+def classifier_job(
+    *, model: Model, dataset: Dataset, batch: int, optimiser: Optimiser, seed: bytes, init_root: bytes,
+    schedule: Schedule, max_price_per_tera_unit: int, requirements: Requirements, match_ms: int,
+    kind: str = KIND_TRAIN, level: int = LEVEL_EXACT, profile: str = PROFILE_EXACT_2,
+) -> JobSpec:  # fmt: skip
+    """Return the training of a classifier."""
+    part = ClassifierPart(model, dataset, batch, optimiser)
+    return JobSpec(
+        kind, level, profile, part, seed, init_root, schedule, max_price_per_tera_unit, requirements, match_ms
     )
+
+
+def classifier_of(spec: JobSpec) -> ClassifierPart:
+    """Return the part of a classifier's job. Raises UnsupportedJob for a job of another kind."""
+    if not isinstance(spec.part, ClassifierPart):
+        raise UnsupportedJob(f"a classifier is expected, not a job of the kind {spec.kind}")
+    return spec.part
+
+
+def classifier_plan(spec: JobSpec) -> TrainingPlan:
+    """Return the plan of a classifier's job. Raises UnsupportedJob for a job of another kind."""
+    return classifier_of(spec).plan(spec.seed, spec.schedule.total_steps)
 
 
 def _to_value(spec: JobSpec) -> Value:
     return [
-        _VERSION,
-        spec.kind,
-        spec.level,
-        spec.profile,
-        [spec.model.name, list(spec.model.widths), spec.model.activation],
-        list(spec.dataset),
-        spec.batch,
-        list(spec.optimiser),
-        spec.seed,
-        spec.init_root,
-        list(spec.schedule),
-        spec.max_price_per_tera_unit,
-        list(spec.requirements),
-        spec.match_ms,
-    ]
+        SPEC_VERSION, spec.kind, spec.level, spec.profile, *spec.part.to_value(), spec.seed, spec.init_root,
+        list(spec.schedule), spec.max_price_per_tera_unit, list(spec.requirements), spec.match_ms,
+    ]  # fmt: skip
 
 
 def encode_spec(spec: JobSpec) -> bytes:
@@ -246,133 +243,103 @@ def spec_hash(data: bytes) -> bytes:
     return digest(b"job-spec", data)
 
 
-def _integers(items: list[Any], count: int, *, below: int = 1 << 63) -> bool:
-    return len(items) == count and all(type(item) is int and 0 <= item < below for item in items)
-
-
-_PARTS: Final[tuple[tuple[str, type, tuple[str, ...]], ...]] = (
-    ("version", int, ()), ("kind", str, ()), ("level", int, ()), ("profile", str, ()),
-    ("model", list, ("name", "widths", "activation")), ("dataset", list, Dataset._fields), ("batch", int, ()),
-    ("optimiser", list, Optimiser._fields), ("seed", bytes, ()), ("init_root", bytes, ()),
-    ("schedule", list, Schedule._fields), ("max_price_per_tera_unit", int, ()),
-    ("requirements", list, Requirements._fields), ("match_ms", int, ()),
+_FIELDS: Final = KindFields(
+    fields=(
+        ("version", int, ()), ("kind", str, ()), ("level", int, ()), ("profile", str, ()),
+        ("seed", bytes, ()), ("init_root", bytes, ()), ("schedule", list, Schedule._fields),
+        ("max_price_per_tera_unit", int, ()), ("requirements", list, Requirements._fields), ("match_ms", int, ()),
+    ),
+    ranges={
+        "version": (SPEC_VERSION, SPEC_VERSION),
+        "level": (0, INTEGER_MAX),
+        "schedule.total_steps": (1, STEPS_MAX),
+        "schedule.window_steps": (1, STEPS_MAX),
+        "schedule.segment_steps": (1, STEPS_MAX),
+        "max_price_per_tera_unit": (1, PRICE_MAX),
+        "requirements.gpus": (0, GPUS_MAX),
+        "requirements.memory_mib": (0, MEMORY_MIB_MAX),
+        "requirements.rate_min": (0, RATE_MAX),
+        "match_ms": (1, MATCH_MS_MAX),
+    },
+    hashes=frozenset({"seed", "init_root"}),
+    texts=frozenset({"kind", "profile"}),
 )  # fmt: skip
-_INTEGER_LIMIT: Final = 1 << 63
-_RANGES: Final[dict[str, tuple[int, int]]] = {
-    "version": (_VERSION, _VERSION),
-    "dataset.rows": (1, ROWS_MAX),
-    "dataset.samples": (1, ROWS_MAX),
-    "dataset.shift": (0, SHIFT_MAX),
-    "schedule.total_steps": (1, STEPS_MAX),
-    "schedule.window_steps": (1, STEPS_MAX),
-    "schedule.segment_steps": (1, STEPS_MAX),
-    "max_price_per_tera_unit": (1, PRICE_MAX),
-    "requirements.gpus": (0, GPUS_MAX),
-    "requirements.memory_mib": (0, MEMORY_MIB_MAX),
-    "requirements.rate_min": (0, RATE_MAX),
-    "match_ms": (1, MATCH_MS_MAX),
-    **{f"optimiser.{rate}": (0, _INTEGER_LIMIT - 1) for rate in Optimiser._fields[1:]},
-}
-_HASHES: Final = frozenset({"dataset.blob", "dataset.root", "seed", "init_root"})
+_PART_AT: Final = 4
+"""Fields that come before those of the kind."""
 
 
-def _fault(value: Value) -> str:
-    """Return which field of a decoded value is not what a specification has there, and what is expected."""
-    if not isinstance(value, list) or len(value) != len(_PARTS):
-        return f"a list of {len(_PARTS)} fields is expected"
-    fields: dict[str, Any] = {}
-    for (name, kind, inner), item in zip(_PARTS, value, strict=True):
-        if type(item) is not kind:
-            return f"{name}: {kind.__name__} expected"
-        if not isinstance(item, list):
-            fields[name] = item
-        elif len(item) != len(inner):
-            return f"{name}: {len(inner)} fields expected"
-        else:
-            fields |= {f"{name}.{part}": found for part, found in zip(inner, item, strict=True)}
-    for name, found in fields.items():
-        if name in _HASHES and (type(found) is not bytes or len(found) != HASH_BYTES):
-            return f"{name}: {HASH_BYTES} bytes expected"
-        if name in _RANGES:
-            first, last = _RANGES[name]
-            if type(found) is not int or not first <= found <= last:
-                return f"{name}: an integer from {first} to {last} expected, not {str(found)[:80]}"
-    if fields["dataset.samples"] > fields["dataset.rows"]:
-        return f"dataset.samples: at most the {fields['dataset.rows']} rows, not {fields['dataset.samples']}"
-    widths = fields["model.widths"]
-    if type(widths) is not list or not _integers(widths, len(widths)):
-        return "model.widths: a list of integers expected"
-    total, segment, window = (fields[f"schedule.{name}_steps"] for name in ("total", "segment", "window"))
+class _Kind(NamedTuple):
+    fields: KindFields
+    part: type[ClassifierPart] | type[FinetunePart]
+    names: tuple[str, ...]
+
+
+_KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
+    {
+        KIND_TRAIN: _Kind(_FIELDS.with_more(CLASSIFIER_FIELDS, _PART_AT), ClassifierPart, CLASSIFIER_NAMES),
+        KIND_FINETUNE: _Kind(_FIELDS.with_more(FINETUNE_FIELDS, _PART_AT), FinetunePart, FINETUNE_NAMES),
+    }
+)
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    total, segment, window = schedule
+    fault = ""
     if not segment <= window <= total:
-        return f"schedule: segment_steps {segment} <= window_steps {window} <= total_steps {total} expected"
-    if window % segment:
-        return f"schedule.window_steps: a multiple of segment_steps ({segment}) expected, not {window}"
-    if window // segment > SEGMENTS_MAX:
-        return f"schedule: {window // segment} segments in a window, at most {SEGMENTS_MAX}"
-    if total > window * WINDOWS_MAX:
-        return f"schedule: {-(-total // window)} windows, at most {WINDOWS_MAX}"
-    return "model.name, model.activation or optimiser.name: a text expected"
+        fault = f": segment_steps {segment} <= window_steps {window} <= total_steps {total} expected"
+    elif window % segment:
+        fault = f".window_steps: a multiple of segment_steps ({segment}) expected, not {window}"
+    elif window // segment > SEGMENTS_MAX:
+        fault = f": {window // segment} segments in a window, at most {SEGMENTS_MAX}"
+    elif total > window * WINDOWS_MAX:
+        fault = f": {-(-total // window)} windows, at most {WINDOWS_MAX}"
+    if fault:
+        raise DecodeError(f"not a job specification: schedule{fault}")
 
 
 def decode_spec(data: bytes) -> JobSpec:
     """Return the specification of ``data``.
 
-    Raises DecodeError for anything that this version cannot run: malformed, out of range, unknown profile.
+    Raises DecodeError for anything that this version cannot run: malformed, out of range, unknown profile. Whether
+    the program of a step can leave the exact range is not looked at: who creates a task pays for that.
     """
     value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
-    match value:
-        case [
-            1, str(kind), int(level), str(profile),
-            [str(model), list(widths), str(activation)],
-            [bytes(blob), bytes(root), int(rows), int(samples), int(shift)],
-            int(batch),
-            [str(optimiser), *rates],
-            bytes(seed), bytes(init_root),
-            [int(total_steps), int(segment_steps), int(window_steps)],
-            int(max_price),
-            [int(gpus), int(memory_mib), int(rate_min)],
-            int(match_ms),
-        ] if (
-            _integers(widths, len(widths)) and _integers(rates, 5)
-            and {len(blob), len(root), len(seed), len(init_root)} == {HASH_BYTES}
-            and 0 < samples <= rows <= ROWS_MAX and 0 <= shift <= SHIFT_MAX
-            and 0 < segment_steps <= window_steps <= total_steps <= STEPS_MAX
-            and window_steps % segment_steps == 0 and window_steps // segment_steps <= SEGMENTS_MAX
-            and total_steps <= window_steps * WINDOWS_MAX
-            and 0 < max_price <= PRICE_MAX
-            and 0 <= gpus <= GPUS_MAX and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= rate_min <= RATE_MAX
-            and 0 < match_ms <= MATCH_MS_MAX
-        ):  # fmt: skip
-            pass
-        case _:
-            raise DecodeError(f"not a job specification: {_fault(value)}")
-    if (kind, level, profile, model, optimiser) != (
-        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_2, MODEL_MLP, OPTIMISER_ADAMW,
-    ):  # fmt: skip
+    name = value[1] if isinstance(value, list) and len(value) > 1 else None
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None and isinstance(name, str):
+        raise DecodeError(f"jobs of the kinds {', '.join(_KINDS)} can be run, not {name[:40]!r}")
+    kind = kind or _KINDS[KIND_TRAIN]
+    found = read_fields(value, kind.fields)
+    schedule = Schedule(*[found[f"schedule.{field}"] for field in Schedule._fields])
+    samples, rows = found["dataset.samples"], found["dataset.rows"]
+    if samples > rows:
+        raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
+    _check_schedule(schedule)
+    part = kind.part.of(found)
+    if (found["level"], found["profile"], *part.names) != (LEVEL_EXACT, PROFILE_EXACT_2, *kind.names):
         raise DecodeError(
-            f"only {KIND_TRAIN}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {MODEL_MLP}, {OPTIMISER_ADAMW} can be run"
+            f"only {found['kind']}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {', '.join(kind.names)} can be run"
         )
     spec = JobSpec(
-        kind=kind,
-        level=level,
-        profile=profile,
-        model=Model(model, tuple(widths), activation),
-        dataset=Dataset(blob, root, rows, samples, shift),
-        batch=batch,
-        optimiser=Optimiser(optimiser, *rates),
-        seed=seed,
-        init_root=init_root,
-        schedule=Schedule(total_steps, segment_steps, window_steps),
-        max_price_per_tera_unit=max_price,
-        requirements=Requirements(gpus, memory_mib, rate_min),
-        match_ms=match_ms,
+        kind=found["kind"],
+        level=found["level"],
+        profile=found["profile"],
+        part=part,
+        seed=found["seed"],
+        init_root=found["init_root"],
+        schedule=schedule,
+        max_price_per_tera_unit=found["max_price_per_tera_unit"],
+        requirements=Requirements(*[found[f"requirements.{field}"] for field in Requirements._fields]),
+        match_ms=found["match_ms"],
     )
     try:
         plan = spec.plan()
     except UnsupportedJob as error:
         raise DecodeError(str(error)) from None
-    if (window_steps // segment_steps + 1) * plan.state_limit_bytes > WINDOW_STATES_BYTES_MAX:
+    if (schedule.window_steps // schedule.segment_steps + 1) * plan.state_limit_bytes > WINDOW_STATES_BYTES_MAX:
         raise DecodeError(f"the states of a window exceed {WINDOW_STATES_BYTES_MAX} bytes")
-    if segment_steps * spec.step_ms > SEGMENT_MS_MAX:
-        raise DecodeError(f"a segment of {segment_steps} steps costs more than {SEGMENT_MS_MAX} ms to check")
+    if schedule.segment_steps * spec.step_ms > SEGMENT_MS_MAX:
+        raise DecodeError(
+            f"a segment of {schedule.segment_steps} steps costs more than {SEGMENT_MS_MAX} ms to check"
+        )
     return spec

@@ -488,7 +488,7 @@ def _large_job(number: int) -> JobSpec:
     widths = (64, *(32 + (number >> 4 * at) % 16 for at in range(7)), 10)
     job = job_of(price=PRICE // 2, windows=2)
     schedule = job.schedule._replace(segment_steps=20, window_steps=100, total_steps=200)
-    return job._replace(model=Model("mlp", widths, "silu"), schedule=schedule)
+    return job.changed(model=Model("mlp", widths, "silu"), schedule=schedule)
 
 
 def _is_wake(key: bytes) -> bool:

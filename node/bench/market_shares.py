@@ -29,6 +29,7 @@ from tasks.simulation.agents.base import Requester
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import JobShape, Market, job_of
 from tasks.simulation.stage import FUNDS, RATE, STEP_UNITS, Conditions, Stage, run_market
+from tasks.spec import classifier_plan
 
 __all__ = ["figures"]
 
@@ -107,7 +108,7 @@ class _Costs(NamedTuple):
 def _measured() -> _Costs:
     """Measure a run of the digits job: its steps, loading and hashing states, and sending one to a verifier."""
     dataset = make_dataset("digits")
-    plan = digits_spec(dataset, dataset_blob=bytes(32), seed=bytes(32), max_price_per_tera_unit=1).plan()
+    plan = classifier_plan(digits_spec(dataset, dataset_blob=bytes(32), seed=bytes(32), max_price_per_tera_unit=1))
     encoded = initial_state(plan).encode()
     trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
     trainer.run_steps(CHECK_STEPS)

@@ -26,7 +26,7 @@ from tasks.ledger.records import Opened, Seat, TaskRecord, WindowRecord, by_duty
 from tasks.ledger.registry import NodeProfile, NodeRole
 from tasks.ledger.settlement import budget_of
 from tasks.proofs import Code, Finding, SegmentLeaf, WindowProof, segment_root, work_seal
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, classifier_job, encode_spec
 
 __all__ = [
     "CHAIN_ID", "DKB", "HEIGHT", "NOW_MS", "PRICE", "SALT", "START_MS", "WORK", "Disk", "MarketState",
@@ -81,7 +81,7 @@ class Disk:
 def job_of(number: int = 0, *, price: int = PRICE // 2, windows: int = 3, match_ms: int = 86_400_000) -> JobSpec:
     """Return a job that no machine takes at its price, of one of the classes of requirements."""
     wanted = Requirements(0, _MEMORIES[number % len(_MEMORIES)], _SPEEDS[number % len(_SPEEDS)])
-    return JobSpec(
+    return classifier_job(
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +14,13 @@ from node.cli.files import parse_json
 from node.cli.options import read_input
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
-from tasks.engines.plan import TrainingPlan
-from tasks.engines.state import TrainingState
+from tasks.engines.state import StatePlan, TrainingState
+from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, RateSchedule, RowSet
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
+    ClassifierPart,
     Dataset,
+    FinetunePart,
     JobSpec,
     Model,
     Optimiser,
@@ -38,38 +40,24 @@ CANONICAL_FIRST: Final = tuple(bytes([first]) for first in range(0x80, 0xA0))
 _RATES: Final = ("learning_rate_nano", "beta1_nano", "beta2_nano", "epsilon_nano", "weight_decay_nano")
 
 
+_TOP: Final = {
+    "kind", "level", "profile", "seed", "init_root", "schedule", "max_price_per_tera_unit", "requirements",
+    "match_ms",
+}  # fmt: skip
+
+
 def spec_from_json(document: Any) -> JobSpec:
     """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
-    top = _fields(document, "the specification", {
-        "kind", "level", "profile", "model", "dataset", "batch", "optimiser", "seed", "init_root", "schedule",
-        "max_price_per_tera_unit", "requirements", "match_ms",
-    }, optional={"hash", "raw", "step_units"})  # fmt: skip
-    model = _fields(top["model"], "model", {"name", "widths", "activation"})
-    dataset = _fields(top["dataset"], "dataset", set(Dataset._fields))
-    optimiser = _fields(top["optimiser"], "optimiser", {"name", *_RATES})
+    is_tuned = isinstance(document, dict) and document.get("kind") == KIND_FINETUNE
+    own = FinetunePart._fields if is_tuned else ClassifierPart._fields
+    top = _fields(document, "the specification", {*_TOP, *own}, optional={"hash", "raw", "step_units"})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
-    if not isinstance(model["widths"], list):
-        raise ConfigError("model.widths: not a list of numbers")
     spec = JobSpec(
         kind=_text(top["kind"], "kind"),
         level=_number(top["level"], "level"),
         profile=_text(top["profile"], "profile"),
-        model=Model(
-            _text(model["name"], "model.name"),
-            tuple(_number(width, "model.widths") for width in model["widths"]),
-            _text(model["activation"], "model.activation"),
-        ),
-        dataset=Dataset(
-            _hash(dataset["blob"], "dataset.blob"),
-            _hash(dataset["root"], "dataset.root"),
-            *(_number(dataset[name], f"dataset.{name}") for name in ("rows", "samples", "shift")),
-        ),
-        batch=_number(top["batch"], "batch"),
-        optimiser=Optimiser(
-            _text(optimiser["name"], "optimiser.name"),
-            *(_number(optimiser[rate], f"optimiser.{rate}") for rate in _RATES),
-        ),
+        part=_tuned(top) if is_tuned else _classified(top),
         seed=_hash(top["seed"], "seed"),
         init_root=_hash(top["init_root"], "init_root"),
         schedule=Schedule(*(_number(schedule[name], f"schedule.{name}") for name in Schedule._fields)),
@@ -86,6 +74,63 @@ def spec_from_json(document: Any) -> JobSpec:
     if "raw" in top and top["raw"] != "0x" + raw.hex():
         raise ConfigError("raw: does not match the other fields; remove it to encode them again")
     return spec
+
+
+def _classified(top: Mapping[str, Any]) -> ClassifierPart:
+    model = _fields(top["model"], "model", {"name", "widths", "activation"})
+    dataset = _fields(top["dataset"], "dataset", set(Dataset._fields))
+    if not isinstance(model["widths"], list):
+        raise ConfigError("model.widths: not a list of numbers")
+    return ClassifierPart(
+        Model(
+            _text(model["name"], "model.name"),
+            tuple(_number(width, "model.widths") for width in model["widths"]),
+            _text(model["activation"], "model.activation"),
+        ),
+        Dataset(
+            _hash(dataset["blob"], "dataset.blob"),
+            _hash(dataset["root"], "dataset.root"),
+            *(_number(dataset[name], f"dataset.{name}") for name in ("rows", "samples", "shift")),
+        ),
+        _number(top["batch"], "batch"),
+        _optimiser(top),
+    )
+
+
+def _optimiser(top: Mapping[str, Any]) -> Optimiser:
+    found = _fields(top["optimiser"], "optimiser", {"name", *_RATES})
+    return Optimiser(
+        _text(found["name"], "optimiser.name"), *(_number(found[rate], f"optimiser.{rate}") for rate in _RATES)
+    )
+
+
+def _tuned(top: Mapping[str, Any]) -> FinetunePart:
+    def numbers(name: str, fields: Sequence[str]) -> list[int]:
+        return [_number(top[name][field], f"{name}.{field}") for field in fields]
+
+    model = _fields(top["model"], "model", set(BaseModel._fields))
+    dataset = _fields(top["dataset"], "dataset", set(RowSet._fields))
+    adapters = _fields(top["adapters"], "adapters", set(Adapters._fields))
+    rates = _fields(top["rates"], "rates", set(RateSchedule._fields))
+    if not isinstance(adapters["targets"], list):
+        raise ConfigError("adapters.targets: not a list of names")
+    return FinetunePart(
+        BaseModel(
+            _text(model["name"], "model.name"), _hash(model["blob"], "model.blob"),
+            _hash(model["root"], "model.root"), *numbers("model", BaseModel._fields[3:]),
+        ),
+        RowSet(
+            _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
+            *numbers("dataset", RowSet._fields[2:]),
+        ),
+        Adapters(
+            _number(adapters["rank"], "adapters.rank"), _number(adapters["alpha"], "adapters.alpha"),
+            tuple(_text(target, "adapters.targets") for target in adapters["targets"]),
+        ),
+        _number(top["batch"], "batch"),
+        _optimiser(top),
+        RateSchedule(_text(rates["name"], "rates.name"), *numbers("rates", RateSchedule._fields[1:])),
+    )  # fmt: skip
 
 
 def read_spec(path: Path) -> bytes:
@@ -155,7 +200,7 @@ def _hash(value: Any, where: str) -> bytes:
 # Training states
 
 
-def _npz(state: TrainingState, plan: TrainingPlan) -> bytes:
+def _npz(state: TrainingState, plan: StatePlan) -> bytes:
     import numpy as np
 
     arrays: dict[str, Any] = {
@@ -167,7 +212,7 @@ def _npz(state: TrainingState, plan: TrainingPlan) -> bytes:
         return file.getvalue()
 
 
-def _safetensors(state: TrainingState, plan: TrainingPlan) -> bytes:
+def _safetensors(state: TrainingState, plan: StatePlan) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"step": str(state.step)}}
     at, parts = 0, []
     for name, kind in plan.tensors().items():
@@ -184,11 +229,11 @@ def _safetensors(state: TrainingState, plan: TrainingPlan) -> bytes:
     return len(text).to_bytes(8, "little") + text + b"".join(parts)
 
 
-def _canonical(state: TrainingState, _plan: TrainingPlan) -> bytes:
+def _canonical(state: TrainingState, _plan: StatePlan) -> bytes:
     return state.encode()
 
 
-FORMATS: Final[Mapping[str, Callable[[TrainingState, TrainingPlan], bytes]]] = {
+FORMATS: Final[Mapping[str, Callable[[TrainingState, StatePlan], bytes]]] = {
     ".npz": _npz,
     ".safetensors": _safetensors,
     ".state": _canonical,
@@ -196,7 +241,7 @@ FORMATS: Final[Mapping[str, Callable[[TrainingState, TrainingPlan], bytes]]] = {
 """Encoders of a training state by file suffix: NumPy, safetensors, the chain's canonical bytes."""
 
 
-def encode_state(state: TrainingState, plan: TrainingPlan, suffix: str) -> bytes:
+def encode_state(state: TrainingState, plan: StatePlan, suffix: str) -> bytes:
     """Return ``state`` in the format of a file suffix. Raises ConfigError for an unknown suffix."""
     encoder = FORMATS.get(suffix)
     if encoder is None:

@@ -37,7 +37,7 @@ def make_private(secret: SecretKey, spec: JobSpec, dataset: bytes) -> PrivateJob
     """Return the private form of a job on the plain ``dataset``, for the account of ``secret``."""
     key = task_key_of(secret.secret, spec)
     sealed = seal_input(derive_key(key, input_key_name(0)), spec.dataset.root, dataset)
-    spec = spec._replace(dataset=spec.dataset._replace(blob=manifest_of(BytesIO(sealed.blob)).blob_id))
+    spec = spec.changed(dataset=spec.dataset._replace(blob=manifest_of(BytesIO(sealed.blob)).blob_id))
     return PrivateJob(spec, sealed.blob, KeyCommitments(key, INPUTS, spec.windows).root, sealed.commitment)
 
 

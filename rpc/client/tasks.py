@@ -119,13 +119,14 @@ class TaskResult:
         from tasks.engines.arrays import NumpyArrays
         from tasks.engines.datasets import Dataset
         from tasks.engines.training import Trainer
+        from tasks.spec import classifier_plan
 
         if self.dataset is None:
             raise NoResult("the data set of the job could not be had")
         dataset = Dataset.decode(self.dataset)
         if dataset.root() != self.spec.dataset.root:
             raise ResultMismatch("the data set is not the one that the job names")
-        found = Trainer(self.spec.plan(), dataset, NumpyArrays(), self.state).evaluate()
+        found = Trainer(classifier_plan(self.spec), dataset, NumpyArrays(), self.state).evaluate()
         return found.right, found.samples
 
 

@@ -15,20 +15,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "kind": spec.kind,
         "level": spec.level,
         "profile": spec.profile,
-        "model": {
-            "name": spec.model.name,
-            "widths": list(spec.model.widths),
-            "activation": spec.model.activation,
-        },
-        "dataset": {
-            "blob": "0x" + spec.dataset.blob.hex(),
-            "root": "0x" + spec.dataset.root.hex(),
-            "rows": spec.dataset.rows,
-            "samples": spec.dataset.samples,
-            "shift": spec.dataset.shift,
-        },
-        "batch": spec.batch,
-        "optimiser": spec.optimiser._asdict(),
+        **{name: _json(value) for name, value in spec.part._asdict().items()},
         "seed": "0x" + spec.seed.hex(),
         "init_root": "0x" + spec.init_root.hex(),
         "schedule": spec.schedule._asdict(),
@@ -36,3 +23,15 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "requirements": spec.requirements._asdict(),
         "match_ms": spec.match_ms,
     }
+
+
+def _json(value: Any) -> Any:
+    """Return a field of a part as JSON: hashes as hex, lists for tuples, objects for tuples with names."""
+    if isinstance(value, bytes):
+        return "0x" + value.hex()
+    if isinstance(value, tuple):
+        named = getattr(value, "_asdict", None)
+        if named is not None:
+            return {name: _json(item) for name, item in named().items()}
+        return [_json(item) for item in value]
+    return value

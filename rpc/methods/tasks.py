@@ -26,6 +26,7 @@ from state.view import Reader
 from tasks.claims import Fault, say_divergence, say_fault
 from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
+from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.lifecycle import Phase, Reason, group_of
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
@@ -220,6 +221,15 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "history": NUMBER,
 }
 
+_MODEL: Final[dict[str, Schema]] = {
+    "name": STRING,
+    "widths": array(NUMBER),
+    "activation": STRING,
+    "blob": HASH_OUT,
+    "root": HASH_OUT,
+    **dict.fromkeys(BaseModel._fields[3:], NUMBER),
+}
+"""Of a classifier the first three; of a decoder all but the widths and the activation."""
 TASK_COMPONENTS: Final[dict[str, Schema]] = {
     "Task": obj(
         _TASK_FIELDS,
@@ -244,10 +254,21 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "kind": STRING,
             "level": NUMBER,
             "profile": STRING,
-            "model": obj({"name": STRING, "widths": array(NUMBER), "activation": STRING}),
+            "model": obj(_MODEL, optional=[name for name in _MODEL if name != "name"]),
             "dataset": obj(
-                {"blob": HASH_OUT, "root": HASH_OUT, "rows": NUMBER, "samples": NUMBER, "shift": NUMBER}
+                {
+                    "blob": HASH_OUT,
+                    "root": HASH_OUT,
+                    "rows": NUMBER,
+                    "samples": NUMBER,
+                    "shift": NUMBER,
+                    "length": NUMBER,
+                    "slots": NUMBER,
+                },
+                optional=("shift", "length", "slots"),
             ),
+            "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
+            "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "batch": NUMBER,
             "optimiser": obj(
                 {
@@ -266,7 +287,8 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "rate_min": NUMBER}),
             "match_ms": NUMBER,
         },
-        description="The job; `raw` is what it was created with.",
+        optional=("adapters", "rates"),
+        description="The job; `raw` is what it was created with. Other fields depend on its kind.",
     ),
     "TaskChange": obj(
         {

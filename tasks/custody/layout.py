@@ -15,7 +15,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, siblings_of
 from tasks.custody.errors import ChunkInvalid
-from tasks.engines.plan import TrainingPlan
+from tasks.engines.state import StatePlan
 from tasks.programs.states import tensor_leaf
 from tasks.programs.tensors import LEAF_BYTES, TensorType, leaf_size
 
@@ -64,7 +64,7 @@ class _Tensor(NamedTuple):
 class StateLayout:
     """The encoding of a state after ``step`` steps: its size, what is fixed in it, and where each tensor lies."""
 
-    def __init__(self, plan: TrainingPlan, step: int) -> None:
+    def __init__(self, plan: StatePlan, step: int) -> None:
         types = plan.tensors()
         self.fixed: list[tuple[int, bytes]] = []
         """Bytes that are the same in every such state, with their offsets."""

@@ -76,9 +76,7 @@ def task_key_of(secret: bytes, spec: JobSpec) -> bytes:
     is left out: it follows from the key. Jobs that differ in anything else have other keys, so a key never
     encrypts two contents.
     """
-    job = digest(
-        b"task-key-job", encode_spec(spec._replace(dataset=spec.dataset._replace(blob=bytes(HASH_BYTES))))
-    )
+    job = digest(b"task-key-job", encode_spec(spec.changed(dataset=spec.dataset._replace(blob=bytes(HASH_BYTES)))))
     return _expand(digest(b"task-key-secret", secret), ["dekube task key", job])
 
 

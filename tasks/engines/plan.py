@@ -130,6 +130,10 @@ class TrainingPlan:
         except ProgramInvalid as error:
             raise UnsupportedJob(str(error)) from None
 
+    def check(self) -> None:
+        """Raises UnsupportedJob where ``program`` does."""
+        self.program  # noqa: B018
+
     @cached_property
     def step_units(self) -> int:
         """Work units of one step: those of its program."""

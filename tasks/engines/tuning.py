@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from hashlib import shake_256
 from math import sqrt
 from typing import Final
@@ -12,58 +10,21 @@ from typing import Final
 import numpy as np
 
 from tasks.engines.arrays import Arrays
-from tasks.engines.errors import StateInvalid, UnsupportedJob
+from tasks.engines.errors import StateInvalid
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
-from tasks.programs.errors import ProgramInvalid, SourceInvalid
-from tasks.programs.finetune import FinetuneRates, FinetuneShape, finetune_program, row_tensors, state_tensors
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.programs.errors import SourceInvalid
+from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.llama_shape import weight_tensors
-from tasks.programs.program import Program, SourceKind
+from tasks.programs.program import SourceKind
 from tasks.programs.running import Runner
 from tasks.programs.states import data_root
 from tasks.programs.tensors import TensorType, tensor_root
 
 __all__ = ["Tuner", "TuningPlan", "first_state", "model_root", "rows_root"]
 
-PROGRAMS_HELD_MAX: Final = 8
-"""Programs kept in memory; that of SmolLM2-135M has 16,400 calls."""
 _WEIGHT_BITS: Final = 24
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
-    return finetune_program(shape, rates)
-
-
-@dataclass(frozen=True)
-class TuningPlan:
-    """What a run of fine-tuning follows from: shape, rates, and the seed of adapters and of the rows' order."""
-
-    shape: FinetuneShape
-    rates: FinetuneRates
-    seed: bytes
-
-    @property
-    def program(self) -> Program:
-        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
-        try:
-            return _program(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
-
-    @cached_property
-    def step_units(self) -> int:
-        """Work units of one step. Raises UnsupportedJob."""
-        return self.program.units
-
-    @property
-    def state_limit_bytes(self) -> int:
-        """Upper bound of an encoded state: its values, and room for names and lengths."""
-        return 64 + sum(kind.size_bytes + 96 for kind in self.tensors().values())
-
-    def tensors(self) -> dict[str, TensorType]:
-        """Names and types of the tensors of a state, in canonical (sorted) order."""
-        return state_tensors(self.shape)
 
 
 def first_state(plan: TuningPlan) -> TrainingState:

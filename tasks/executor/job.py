@@ -70,7 +70,10 @@ class Job:
     @classmethod
     def of(cls, spec: JobSpec) -> Job:
         """Return what ``spec`` asks for. Raises UnsupportedJob."""
-        return cls(spec.plan(), spec.dataset.root, spec.init_root, *spec.schedule)
+        plan = spec.plan()
+        if not isinstance(plan, TrainingPlan):
+            raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
+        return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule)
 
     @property
     def segments(self) -> int:

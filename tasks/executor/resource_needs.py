@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.plan import TrainingPlan
 from tasks.programs.classifier import SCORED_ROWS
 from tasks.spec import JobSpec
 
@@ -43,6 +45,8 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     A job of fewer windows never has more of them open than it has.
     """
     plan = spec.plan()
+    if not isinstance(plan, TrainingPlan):
+        raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     dataset = plan.rows * (plan.widths[0] + 1)
     window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
     return Needs(

@@ -11,7 +11,7 @@ from typing import Final
 from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
 from billing.prices import work_price_up
-from tasks.claims import ClaimUnproven, Fault, InputClaim, layout_of
+from tasks.claims import ClaimUnproven, Fault, InputClaim
 from tasks.custody.chunks import BlobCommitment, ChunkProof, is_garbage
 from tasks.custody.inputs import PlainClaim, check_keyed_claim, check_plain_claim
 from tasks.custody.keys import KeyProof, check_key, input_key_name
@@ -48,7 +48,7 @@ DATA_SET: Final = 0
 
 def input_budget(spec: JobSpec, parameters: TaskParameters) -> int:
     """Return what the requester of a job locks for the custody of its data set: a line of the quote."""
-    return reserve_for(layout_of(spec).size, parameters) if parameters.custody_copies else 0
+    return reserve_for(spec.inputs()[0].size_bytes, parameters) if parameters.custody_copies else 0
 
 
 def keep_input(case: Case, sender: bytes, blob: BlobCommitment, amount: int) -> None:
@@ -66,7 +66,7 @@ def keep_input(case: Case, sender: bytes, blob: BlobCommitment, amount: int) -> 
         raise CustodyRefused("the input is in custody, or about to be")
     if is_unreliable(case.scope.parent, sender, case.now // DAY_MS, parameters):
         raise CustodyRefused("too many machines had no input of the sender's today")
-    size = layout_of(case.spec).size
+    size = case.spec.inputs()[0].size_bytes
     if blob.size != size:
         raise CustodyRefused(f"the data set of the job has {size} bytes")
     due = input_budget(case.spec, parameters)

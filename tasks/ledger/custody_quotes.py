@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tasks.claims import layout_of
 from tasks.ledger.custody import GIB, HOUR_MS, reserve_for
 from tasks.ledger.parameters import TaskParameters
 from tasks.spec import JobSpec
@@ -43,7 +42,7 @@ def custody_lines(
         return ()
     blobs = [("output", spec.windows, spec.plan().state_limit_bytes)]
     if keeps_input:
-        blobs.append(("input", 1, layout_of(spec).size))
+        blobs.append(("input", 1, spec.inputs()[0].size_bytes))
     return tuple(
         CustodyLine(
             what, count, copies, size, time_ms, parameters.custody_price_per_gib_hour,

@@ -16,6 +16,9 @@ from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
+from tasks.engines.plan import TrainingPlan
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.plan import JobPlan
 from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import (
@@ -29,7 +32,7 @@ from tasks.ledger.registry import (
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
-from tasks.spec import JobSpec
+from tasks.spec import ClassifierPart, JobSpec
 
 __all__ = [
     "DatasetFacts",
@@ -94,7 +97,9 @@ def read_dataset_facts(data: bytes) -> DatasetFacts:
 
 
 def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
-    """Return what keeps a job from being trained on the data set that it names."""
+    """Return what keeps a job from being trained on the data set that it names; so far of classifiers only."""
+    if not isinstance(spec.part, ClassifierPart):
+        return []
     blob = f"the data set 0x{spec.dataset.blob.hex()}"
     if facts.size_bytes > DATASET_BLOB_BYTES_MAX:
         text = f"{blob} has {facts.size_bytes} bytes, at most {DATASET_BLOB_BYTES_MAX} are taken"
@@ -109,7 +114,7 @@ def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
     if facts.root != spec.dataset.root:
         text = f"{blob} has the root 0x{facts.root.hex()}, dataset.root says 0x{spec.dataset.root.hex()}"
         found.append(Objection("dataset_root_differs", text))
-    named = spec.dataset
+    named = spec.part.dataset
     for code, name, has, what, says in (
         ("dataset_rows_differ", "rows", facts.rows, "rows", named.rows),
         ("dataset_samples_differ", "samples", facts.train_rows, "training rows", named.samples),
@@ -117,7 +122,7 @@ def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
     ):
         if has != says:
             found.append(Objection(code, f"{blob} has {has} {what}, dataset.{name} says {says}"))
-    begin, end = spec.model.widths[0], spec.model.widths[-1]
+    begin, end = spec.part.model.widths[0], spec.part.model.widths[-1]
     if (facts.columns, facts.classes) != (begin, end):
         text = (
             f"{blob} has {facts.columns} features and {facts.classes} classes, model.widths begins with {begin} "
@@ -138,13 +143,23 @@ def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
     plan = spec.plan()
     if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:
         return []
-    from tasks.engines.training import initial_state  # NumPy only where it is asked for
-
-    root = initial_state(plan).root(plan)
+    root = _start_root(plan)
     if root == spec.init_root:
         return []
-    text = f"init_root is 0x{spec.init_root.hex()}; for this seed and these model.widths it must be 0x{root.hex()}"
+    text = f"init_root is 0x{spec.init_root.hex()}; for this seed and this model it must be 0x{root.hex()}"
     return [Objection("init_root_differs", text)]
+
+
+def _start_root(plan: JobPlan) -> bytes:
+    """Return the root of the state before the first step. NumPy only where it is asked for."""
+    if isinstance(plan, TrainingPlan):
+        from tasks.engines.training import initial_state
+
+        return initial_state(plan).root(plan)
+    from tasks.engines.tuning import first_state
+
+    assert isinstance(plan, TuningPlan)
+    return first_state(plan).root(plan)
 
 
 # The machines

@@ -22,7 +22,6 @@ from billing.prices import (
     work_price,
     work_price_up,
 )
-from tasks.claims import layout_of
 from tasks.errors import CheckTooDear
 from tasks.ledger import registry
 from tasks.ledger.audits import (
@@ -132,8 +131,8 @@ def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
 
 
 def preparation_units(spec: JobSpec, parameters: TaskParameters) -> int:
-    """Return what preparing counts as: the data set is fetched and hashed, and one segment is done."""
-    return layout_of(spec).size * parameters.fetch_units_per_byte + spec.segment_units(0, 0)
+    """Return what preparing counts as: the inputs are fetched and hashed, and one segment is done."""
+    return spec.inputs_bytes() * parameters.fetch_units_per_byte + spec.segment_units(0, 0)
 
 
 def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:

@@ -445,7 +445,7 @@ class _Market:
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
         spec, now = task.spec, context.block.steady_ms
         check_affordable(spec, self._parameters)
-        spec.program()  # a job whose numbers could leave the exact range is refused here, where it is paid for
+        spec.plan().check()  # a job that could leave the exact range is refused here, where it is paid for
         task_id = task_id_of(context.sender, context.nonce)
         budget = budget_of(spec, self._parameters)
         scope = self._scope(state, context)

@@ -24,7 +24,7 @@ from tasks.programs.llama_layers import NOTHING, Attended, Gated, Layer, Layers,
 from tasks.programs.llama_shape import LlamaShape, projection, weight_tensors
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
-from tasks.programs.operators.schedules import SCHEDULES
+from tasks.programs.operators.schedules import SCHEDULES, STEPS_MAX
 from tasks.programs.permutation import COUNT_MAX
 from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
@@ -118,6 +118,8 @@ class FinetuneRates(NamedTuple):
         self.adamw.check()
         if self.schedule not in SCHEDULES:
             raise ProgramInvalid(f"schedule must be one of {', '.join(SCHEDULES)}")
+        if not 0 <= self.warmup_steps < self.total_steps <= STEPS_MAX:
+            raise ProgramInvalid(f"a warm-up of {self.warmup_steps} out of {self.total_steps} steps")
         if not 0 <= self.clip_nano <= 1000 * NANO:
             raise ProgramInvalid("the norm of gradients is bounded by 1000 at most")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tasks.programs.errors import ProgramInvalid
@@ -108,3 +108,13 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
     if not shape.tied:
         weight("head", shape.vocabulary, shape.width)
     return found
+
+
+def model_bytes(shape: LlamaShape) -> int:
+    """Return the bytes of all frozen tensors."""
+    one, two = (_bytes(replace(shape, layers=layers)) for layers in (1, 2))
+    return one + (two - one) * (shape.layers - 1)
+
+
+def _bytes(shape: LlamaShape) -> int:
+    return sum(kind.size_bytes for kind in weight_tensors(shape).values())

@@ -55,7 +55,7 @@ from tasks.simulation.actions import Action, Actions
 from tasks.simulation.dice import Dice
 from tasks.simulation.memory import Memory
 from tasks.simulation.segments import INIT_ROOT, question_of
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, classifier_job
 
 __all__ = ["BLOCK_MS", "DKB", "JobShape", "Market", "View", "job_of"]
 
@@ -91,7 +91,7 @@ class JobShape(NamedTuple):
 def job_of(shape: JobShape) -> JobSpec:
     """Return a specification of this shape."""
     window = shape.segments * shape.segment_steps
-    return JobSpec(
+    return classifier_job(
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=_BATCH,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,

@@ -321,7 +321,7 @@ def _claiming(stage: Stage, setting: Setting) -> Sequence[Agent]:
 def _straying(stage: Stage, setting: Setting) -> Sequence[Agent]:
     """Honest machines, and a requester whose data sets are other files; ``claims``: its own worker takes them."""
     jobs = [
-        job._replace(
+        job.changed(
             dataset=job.dataset._replace(blob=JUNK_BLOB),
             max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"]))),
         )

@@ -55,7 +55,8 @@ from tasks import spec as specification
 from tasks import trials as speed
 from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
-from tasks.engines import datasets, plan
+from tasks.engines import datasets, plan, tuning_plan
+from tasks.kinds import finetune as finetune_jobs
 from tasks.ledger import (
     bonds,
     carriage,
@@ -77,7 +78,7 @@ from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, TaskParameters
-from tasks.programs import tensors
+from tasks.programs import finetune, tensors
 from tests.house import citations, spec_tables
 
 PARAMETERS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
@@ -207,6 +208,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "dataset_leaves_max": datasets.DATASET_LEAVES_MAX,
         "dataset_rows_max": datasets.ROWS_MAX,
         "match_ms_max": specification.MATCH_MS_MAX,
+        "model_bytes_max": tuning_plan.MODEL_BYTES_MAX,
+        "step_calls_max": finetune_jobs.STEP_CALLS_MAX,
+        "clipped_max": finetune.CLIPPED_MAX,
         "program_leaf_bytes": tensors.LEAF_BYTES,
         "chunk_bytes": chunks.CHUNK_BYTES,
         "inputs_max": keys.INPUTS_MAX,

@@ -8,7 +8,7 @@ from typing import Final
 from state.primitives.manifests import manifest_of
 from tasks.claims import InputClaim, find_fault
 from tasks.engines.datasets import Dataset
-from tasks.spec import JobSpec
+from tasks.spec import JobSpec, classifier_of
 from tests.tasks.world import spec
 
 __all__ = ["CLAIM", "STRAY", "claim_against", "crooked_job", "stray_job"]
@@ -20,7 +20,7 @@ STRAY: Final = b"sepal,petal,kind\n5.1,1.4,0\n" * 100
 def stray_job(content: bytes = STRAY, job: JobSpec | None = None) -> JobSpec:
     """Return a job that names ``content`` as its data set."""
     found = spec() if job is None else job
-    return found._replace(dataset=found.dataset._replace(blob=manifest_of(BytesIO(content)).blob_id))
+    return found.changed(dataset=found.dataset._replace(blob=manifest_of(BytesIO(content)).blob_id))
 
 
 def claim_against(task: bytes, job: JobSpec, content: bytes = STRAY) -> InputClaim:
@@ -33,7 +33,8 @@ def claim_against(task: bytes, job: JobSpec, content: bytes = STRAY) -> InputCla
 def crooked_job(job: JobSpec | None = None) -> tuple[JobSpec, bytes]:
     """Return a job on a data set of the right form that is not under its root, with the data set's bytes."""
     found = spec() if job is None else job
-    named, (columns, *_, classes) = found.dataset, found.model.widths
+    part = classifier_of(found)
+    named, (columns, *_, classes) = part.dataset, part.model.widths
     data = Dataset(
         named.rows, columns, classes, named.shift, named.samples, bytes(named.rows * columns), bytes(named.rows)
     )

@@ -48,7 +48,7 @@ def job_on(data: Dataset, content: bytes, root: bytes = b"") -> JobSpec:
     named = Named(
         manifest_of(BytesIO(content)).blob_id, root or data.root(), data.rows, data.train_rows, data.shift
     )
-    return spec()._replace(dataset=named, model=Model("mlp", (data.columns, data.classes), "relu"))
+    return spec().changed(dataset=named, model=Model("mlp", (data.columns, data.classes), "relu"))
 
 
 def claimed(data: Dataset, content: bytes, root: bytes = b"") -> InputClaim | None:

@@ -117,10 +117,10 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(kind="infer"),
         JOB._replace(level=2),
         JOB._replace(profile="fp32"),
-        JOB._replace(model=Model("mlp", (64, 10), "gelu")),
-        JOB._replace(model=Model("mlp", (64, 0, 10), "relu")),
-        JOB._replace(model=Model("mlp", (64, 1 << 40, 10), "relu")),
-        JOB._replace(batch=0),
+        JOB.changed(model=Model("mlp", (64, 10), "gelu")),
+        JOB.changed(model=Model("mlp", (64, 0, 10), "relu")),
+        JOB.changed(model=Model("mlp", (64, 1 << 40, 10), "relu")),
+        JOB.changed(batch=0),
         JOB._replace(seed=b"short"),
         JOB._replace(schedule=Schedule(55, 0, 20)),
         JOB._replace(schedule=Schedule(55, 6, 20)),
@@ -130,7 +130,7 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(max_price_per_tera_unit=0),
         JOB._replace(max_price_per_tera_unit=(1 << 100) + 1),
         JOB._replace(requirements=Requirements(0, 0, RATE_MAX + 1)),
-        JOB._replace(dataset=JOB.dataset._replace(samples=(1 << 22) + 1)),
+        JOB.changed(dataset=JOB.dataset._replace(samples=(1 << 22) + 1)),
         JOB._replace(match_ms=0),
     ],
 )
@@ -179,7 +179,7 @@ def test_no_job_asks_more_of_a_machine_than_is_bounded(
     widths: list[int], classes: int, batch: int, segments: int, steps: int
 ) -> None:
     """A segment can be re-run in time, a window's states can be kept, and its units are bounded."""
-    job = JOB._replace(
+    job = JOB.changed(
         model=Model("mlp", (*widths, classes), "silu"), batch=batch, max_price_per_tera_unit=1,
         schedule=Schedule(segments * steps, steps, segments * steps),
     )  # fmt: skip
@@ -217,7 +217,7 @@ def test_a_step_is_called_twice_as_long_as_it_was_measured(
     widths: tuple[int, ...], activation: str, batch: int, rows: int, measured_ms: float
 ) -> None:
     """As measured on one core of a busy AMD EPYC (0032)."""
-    job = JOB._replace(
+    job = JOB.changed(
         model=Model("mlp", widths, activation), batch=batch, dataset=JOB.dataset._replace(rows=rows, samples=rows)
     )
     assert job.step_ms >= 1.95 * measured_ms
@@ -231,7 +231,7 @@ def test_a_job_needs_no_room_for_more_open_windows_than_it_has() -> None:
 
 def test_the_largest_models_can_be_trained_a_step_a_segment() -> None:
     for widths, batch in (((4096, 3900, 150, 2), 4096), ((4096, 4080, 10), 4096), ((1448,) * 8 + (10,), 1024)):
-        job = JOB._replace(model=Model("mlp", widths, "silu"), batch=batch, schedule=Schedule(55, 1, 5))
+        job = JOB.changed(model=Model("mlp", widths, "silu"), batch=batch, schedule=Schedule(55, 1, 5))
         assert decode_spec(encode_spec(job)).step_ms <= SEGMENT_MS_MAX
         assert needs_of(job, open_windows_max=3).process <= ProcessOptions().memory_mib << 20
 

@@ -67,7 +67,7 @@ from tasks.proofs import (
     window_proof_to_value,
     work_seal,
 )
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, classifier_job, encode_spec
 from tests.tasks.toywork import INIT_ROOT, Diverged, end_of, found_of, next_move, toy_question
 
 DKB: Final = 10**18
@@ -96,7 +96,7 @@ def spec(
     *, total: int = 60, segment: int = 5, window: int = 20, price: int = WORTH // 1000, match_ms: int = 60_000,
     gpus: int = 0,
 ) -> JobSpec:  # fmt: skip
-    return JobSpec(
+    return classifier_job(
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,

@@ -58,6 +58,7 @@ from tasks.spec import (
     Optimiser,
     Requirements,
     Schedule,
+    classifier_job,
     encode_spec,
 )
 from testnet.cluster import lay_out
@@ -157,7 +158,7 @@ def carriage_of(genesis_hash: bytes, relay: Account, payer: Account) -> list[str
 def job(number: int) -> Job:
     """Return the job of play ``number``."""
     blob = digest(b"wallet-tests", b"data")
-    spec = JobSpec(
+    spec = classifier_job(
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(blob, blob, 1_200, 1_000, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 10_000_000),

@@ -94,6 +94,7 @@ from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
 from tests.tasks.programs.llamas import TINY
+from tests.tasks.tuned import tuned
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
 CLAIM = claim_of_size(bytes(32), make_spec(), 1, bytes(32))
@@ -214,7 +215,11 @@ def _rows(data: bytes) -> None:
 def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "job specification",
-        Target(canonical(decode_spec, encode_spec), (encode_spec(JOB),), ("tasks.spec:decode_spec",)),
+        Target(
+            canonical(decode_spec, encode_spec),
+            (encode_spec(JOB), encode_spec(tuned()[0])),
+            ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
+        ),
     )
     yield "leaves", Target(
         canonical(decode_leaves, encode_leaves), (encode_leaves(LEAVES),),

@@ -264,7 +264,7 @@ def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machin
 @pytest.mark.parametrize("is_private", [True, False])
 def test_a_data_set_of_another_job_is_not_committed_to(is_private: bool) -> None:
     job = make_private(KEY, SPEC, BLOB)
-    spec = job.spec if is_private else SPEC._replace(dataset=SPEC.dataset._replace(blob=name_of(BLOB)))
+    spec = job.spec if is_private else SPEC.changed(dataset=SPEC.dataset._replace(blob=name_of(BLOB)))
     commitment = commitment_of(KEY, spec, BLOB, is_private=is_private)
     assert commitment.size == len(BLOB) and (commitment == job.commitment) == is_private
     with pytest.raises(ConfigError, match="not the data set"):

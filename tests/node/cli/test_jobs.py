@@ -27,13 +27,15 @@ from tasks.spec import (
     Optimiser,
     Requirements,
     Schedule,
+    classifier_job,
+    classifier_plan,
     decode_spec,
     encode_spec,
 )
 
 
 def make_spec() -> JobSpec:
-    return JobSpec(
+    return classifier_job(
         kind=KIND_TRAIN,
         level=LEVEL_EXACT,
         profile=PROFILE_EXACT_2,
@@ -64,11 +66,11 @@ def test_a_job_survives_its_json_form_even_with_amounts_beyond_what_json_readers
     st.sampled_from(["relu", "silu"]),
 )
 def test_every_valid_job_survives(samples: int, price: int, seed: bytes, activation: str) -> None:
-    spec = SPEC._replace(
+    spec = SPEC.changed(
         seed=seed,
         max_price_per_tera_unit=price,
         dataset=SPEC.dataset._replace(rows=max(600, samples), samples=samples),
-        model=SPEC.model._replace(activation=activation),
+        model=Model(MODEL_MLP, (8, 6, 3), activation),
     )
     assert spec_from_json(spec_to_json(spec)) == decode_spec(encode_spec(spec))
 
@@ -134,7 +136,7 @@ def test_missing_and_huge_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_state_reads_back_from_numpy(tmp_path: Path) -> None:
-    plan = SPEC.plan()
+    plan = classifier_plan(SPEC)
     state = replace(initial_state(plan), step=7)
     write_file(tmp_path / "model.npz", encode_state(state, plan, ".npz"))
     with np.load(tmp_path / "model.npz", allow_pickle=False) as loaded:
@@ -145,7 +147,7 @@ def test_a_state_reads_back_from_numpy(tmp_path: Path) -> None:
 
 
 def test_a_safetensors_file_has_its_header_and_every_tensor_where_the_header_says() -> None:
-    plan = SPEC.plan()
+    plan = classifier_plan(SPEC)
     state = initial_state(plan)
     data = encode_state(state, plan, ".safetensors")
     size = int.from_bytes(data[:8], "little")
@@ -164,7 +166,7 @@ def test_a_safetensors_file_has_its_header_and_every_tensor_where_the_header_say
 
 
 def test_canonical_bytes_are_those_of_the_blob_and_other_suffixes_are_refused() -> None:
-    plan = SPEC.plan()
+    plan = classifier_plan(SPEC)
     state = initial_state(plan)
     assert TrainingState.decode(encode_state(state, plan, ".state"), plan).root(plan) == state.root(plan)
     with pytest.raises(ConfigError, match="npz"):

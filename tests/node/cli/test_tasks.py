@@ -153,7 +153,7 @@ def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_post
         (JOB, [("dataset_invalid", "the blob is not a data set")], "not a data set"),
         (JOB, [("no_such_machine", "no registered machine has it")], "no registered machine"),
         (JOB._replace(init_root=bytes(32)), [], "init_root"),
-        (JOB._replace(dataset=JOB.dataset._replace(blob=DIGITS_BLOB)), [], "64 features and 10 classes"),
+        (JOB.changed(dataset=JOB.dataset._replace(blob=DIGITS_BLOB)), [], "64 features and 10 classes"),
     ],
 )
 def test_a_job_that_nobody_can_do_is_refused_before_anything_is_locked(

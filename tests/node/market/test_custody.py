@@ -44,7 +44,7 @@ class KeptMarket(Market):
             blob = machine.network.blobs.add(BLOB)
             machine.network.blobs.pin(blob)
         spec = make_spec(10, 10, 10)
-        spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
+        spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
         self.parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)
         self.task = task_id_of(account(REQUESTER).address, 0)
         self.wallet = self.world.wallet(REQUESTER)

@@ -81,7 +81,7 @@ class InputMarket(Market):
             commitment = public_input(spec.dataset.root, content).commitment
         self.blob = blobs_of(self.requester).add(blob)
         blobs_of(self.requester).pin(self.blob)
-        spec = spec._replace(dataset=spec.dataset._replace(blob=self.blob))
+        spec = spec.changed(dataset=spec.dataset._replace(blob=self.blob))
         self.task = task_id_of(self.requester.wallet.address, 0)
         await self.send(CREATE_TASK, [encode_spec(spec)])
         await self.send(ASK_CUSTODY, [self.task, root, inputs, custody_budget(spec, self.parameters)])

@@ -104,7 +104,7 @@ class Market:
         async with trio.open_nursery() as registering:
             for machine in self.machines:
                 registering.start_soon(machine.register)
-            spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
+            spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
             posting: list[Value] = [encode_spec(spec)]
             registering.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, posting)
             await self.world.mint_until(lambda: not registering.child_tasks)
@@ -416,7 +416,7 @@ async def test_what_is_damaged_here_is_fetched_from_others(world: World) -> None
             assert here.add(content) == name
             here.path(name).write_bytes(b"?" * len(content))
             if content is BLOB:
-                job = spec._replace(dataset=spec.dataset._replace(blob=name))
+                job = spec.changed(dataset=spec.dataset._replace(blob=name))
                 assert await inputs.dataset(job, supply, bytes(32)) == content
             else:
                 assert await inputs.fetch(name, supply, len(content)) == content

@@ -64,7 +64,7 @@ class PrivateMarket(Market):
         assert requester.network.blobs is not None
         blob = requester.network.blobs.add(sealed.blob)
         requester.network.blobs.pin(blob)
-        self.task_spec = spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
+        self.task_spec = spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
         parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)
         self.task = task_id_of(requester.wallet.address, 0)
         root = self.root or KeyCommitments(self.key, 1, spec.windows).root

@@ -139,7 +139,7 @@ def test_a_data_set_is_kept_as_long_as_its_task_asks_anything_of_its_worker(tmp_
     task = WORLD.create(spec())
     blob = store.add(b"d" * 100)
     job = load_spec(WORLD.state, task)
-    save_spec(state, task, encode_spec(job._replace(dataset=job.dataset._replace(blob=blob))))
+    save_spec(state, task, encode_spec(job.changed(dataset=job.dataset._replace(blob=blob))))
     save_task(state, load_task(WORLD.state, task)._replace(worker=ME, phase=Phase.RUNNING, next_window=0))
     state.put(by_duty_key(ME, task), b"\x01")
 

@@ -61,7 +61,7 @@ def test_a_custodian_answers_for_a_private_output_without_its_key() -> None:
 
 def test_keys_of_contents_differ() -> None:
     spec = make_spec(10, 10, 10)
-    renamed = spec._replace(dataset=spec.dataset._replace(blob=b"x" * 32))
+    renamed = spec.changed(dataset=spec.dataset._replace(blob=b"x" * 32))
     assert task_key_of(KEY, spec) == task_key_of(KEY, renamed), "its name follows from the key"
     others = [
         task_key_of(OTHER, spec),

@@ -30,6 +30,7 @@ from tasks.programs.divergence import (
 )
 from tasks.programs.errors import StoreDiverged
 from tasks.programs.tensors import pack_values
+from tasks.spec import classifier_plan
 from tests.tasks.dispute.liars import Job, Played, play_out
 from tests.tasks.dispute.test_attacks import _diverging
 from tests.tasks.executor.helpers import DATA
@@ -55,7 +56,7 @@ class Case(NamedTuple):
 @cache
 def case() -> Case:
     spec = diverging_spec()
-    trainer = Trainer(spec.plan(), DATA, NumpyArrays(), initial_state(spec.plan()))
+    trainer = Trainer(classifier_plan(spec), DATA, NumpyArrays(), initial_state(classifier_plan(spec)))
     trainer.run_steps(STEP_FROM)
     state = dict(trainer.state().tensors)
     job = Job(spec.program(), spec.seed, state, DATA.contents, STEP_FROM, STEP + 1 - STEP_FROM)
@@ -92,7 +93,7 @@ def test_the_worker_finds_the_first_value_of_the_first_store_without_one() -> No
         run(job, None, None)
     spec = diverging_spec()
     with pytest.raises(Diverged) as raised:
-        Trainer(spec.plan(), DATA, NumpyArrays(), initial_state(spec.plan())).run_steps(40)
+        Trainer(classifier_plan(spec), DATA, NumpyArrays(), initial_state(classifier_plan(spec))).run_steps(40)
     assert raised.value.step == STEP + 1
 
 

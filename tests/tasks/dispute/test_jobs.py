@@ -5,13 +5,14 @@ from __future__ import annotations
 from tasks.dispute.commitments import StepRecord, start_record
 from tasks.dispute.running import SegmentRun
 from tasks.engines.training import Trainer, initial_state
+from tasks.spec import classifier_plan
 from tests.tasks.executor.helpers import DATA, make_spec
 from tests.tasks.programs.engines import engine
 
 
 def test_a_workers_segment_and_a_disputed_one_have_the_same_records() -> None:
     spec = make_spec()
-    plan, arrays = spec.plan(), engine("numpy")
+    plan, arrays = classifier_plan(spec), engine("numpy")
     trainer = Trainer(plan, DATA, arrays, initial_state(plan))
     before = trainer.state()
     for _ in range(2):

@@ -21,7 +21,7 @@ TASK = b"\x11" * 32
 def make_spec(
     total: int = 40, segment: int = 5, window: int = 20, *, rate: int = 3_000_000, seed: bytes = SEED
 ) -> specs.JobSpec:
-    spec = specs.JobSpec(
+    spec = specs.classifier_job(
         kind=specs.KIND_TRAIN,
         level=specs.LEVEL_EXACT,
         profile=specs.PROFILE_EXACT_2,
@@ -36,7 +36,7 @@ def make_spec(
         requirements=specs.Requirements(0, 0, 0),
         match_ms=60_000,
     )
-    plan = spec.plan()
+    plan = specs.classifier_plan(spec)
     spec = spec._replace(init_root=initial_state(plan).root(plan))
     return specs.decode_spec(specs.encode_spec(spec))
 
@@ -104,4 +104,4 @@ def make_diverging(
     """A job whose learning rate makes it diverge in step 10, the eleventh; with ``beta1`` of 0.99 in step 9."""
     spec = make_spec(total, segment, window)
     optimiser = specs.Optimiser(specs.OPTIMISER_ADAMW, 1_000_000_000, beta1, 0, 1, 0)
-    return specs.decode_spec(specs.encode_spec(spec._replace(optimiser=optimiser)))
+    return specs.decode_spec(specs.encode_spec(spec.changed(optimiser=optimiser)))

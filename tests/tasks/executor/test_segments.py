@@ -20,10 +20,11 @@ from tasks.executor.job import ChildFrame, Job, Order, Segment, Train
 from tasks.executor.playing import Play
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import Listener, MoveSource, ProcessBackend, ProcessOptions
+from tasks.spec import classifier_plan
 from tests.tasks.executor.helpers import BLOB, TASK, job_processes, make_spec
 
 SPEC = make_spec(20, 10, 20)
-PLAN = SPEC.plan()
+PLAN = classifier_plan(SPEC)
 STATE = initial_state(PLAN)
 HONEST = ProcessOptions(engine="numpy")
 LYING = replace(HONEST, child_module="testnet.scenarios.lying_child")

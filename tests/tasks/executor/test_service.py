@@ -25,9 +25,11 @@ from tasks.executor.results import WindowResult, make_leaves, make_window_proof,
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import Capabilities, Listener, MoveSource, ProcessOptions
 from tasks.proofs import Code, Finding, check_leaves, check_opening, encode_leaf, make_opening
+from tasks.spec import classifier_plan
 from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_processes, make_spec
 
 SPEC = make_spec()
+PLAN = classifier_plan(SPEC)
 SECRET = b"\x22" * 32
 NEEDS_TORCH = pytest.mark.skipif(
     find_spec("torch") is None,
@@ -86,8 +88,8 @@ def test_windows_chain_and_carry_what_their_proofs_need(done: list[WindowResult]
         assert window.compute_ms > 0
         assert window.device == "cpu:numpy"
         for number, segment in enumerate(window.segments):
-            before = TrainingState.decode(window.load_state(number), SPEC.plan())
-            assert (before.step, before.root(SPEC.plan())) == (segment.step_from, segment.state_root_before)
+            before = TrainingState.decode(window.load_state(number), PLAN)
+            assert (before.step, before.root(PLAN)) == (segment.step_from, segment.state_root_before)
     assert done[1].load_state(0) == done[0].load_state(4)
 
 
@@ -244,7 +246,7 @@ async def test_a_new_worker_goes_on_from_anothers_window(tmp_path: Path, done: l
 
 async def test_a_job_whose_numbers_fail_is_not_started_again(tmp_path: Path) -> None:
     wrong = make_spec()
-    wrong = wrong._replace(dataset=wrong.dataset._replace(root=bytes(32)))
+    wrong = wrong.changed(dataset=wrong.dataset._replace(root=bytes(32)))
     executor = Executor(OPTIONS, tmp_path)
     with pytest.raises(JobFailed) as raised:
         await executor.run_task(TASK, wrong, BLOB, Windows())
@@ -252,7 +254,7 @@ async def test_a_job_whose_numbers_fail_is_not_started_again(tmp_path: Path) -> 
     with pytest.raises(JobFailed) as raised:
         await executor.run_task(TASK, SPEC._replace(init_root=bytes(32)), BLOB, Windows())
     assert raised.value.reason == "state_invalid"
-    fewer = SPEC._replace(dataset=SPEC.dataset._replace(samples=69))
+    fewer = SPEC.changed(dataset=SPEC.dataset._replace(samples=69))
     with pytest.raises(JobFailed) as raised:
         await executor.run_task(TASK, fewer, BLOB, Windows())
     assert raised.value.reason == "dataset_invalid"
@@ -313,8 +315,8 @@ async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowR
 @pytest.mark.parametrize("cheat", ["skipped step", "other rate", "other data", "one weight", "made-up loss"])
 async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat: str) -> None:
     """The worker did something else, and made a leaf of what came out."""
-    honest, state = done[1].segments[0], TrainingState.decode(done[1].load_state(0), SPEC.plan())
-    plan, data = SPEC.plan(), DATA
+    honest, state = done[1].segments[0], TrainingState.decode(done[1].load_state(0), classifier_plan(SPEC))
+    plan, data = classifier_plan(SPEC), DATA
     match cheat:
         case "skipped step":
             trainer = Trainer(plan, data, NumpyArrays(), replace(state, step=state.step + 1))
@@ -477,7 +479,7 @@ async def test_a_trial_shows_a_start_that_is_not_the_jobs(tmp_path: Path, done: 
 
 async def test_work_that_stands_on_a_void_state_is_dropped(tmp_path: Path, done: list[WindowResult]) -> None:
     """The window before this worker's was voided, another worker repeated it, and this worker is matched again."""
-    start, state = done[0].load_state(4), TrainingState.decode(done[0].load_state(4), SPEC.plan())
+    start, state = done[0].load_state(4), TrainingState.decode(done[0].load_state(4), classifier_plan(SPEC))
     name = sorted(state.tensors)[-1]
     void = replace(state, tensors={**state.tensors, name: bytes(len(state.tensors[name]))}).encode()
     executor, first, again = Executor(OPTIONS, tmp_path), Windows(stop_after=1), Windows()

@@ -79,7 +79,7 @@ def test_a_verifier_has_time_to_fetch_its_states_over_the_slowest_line(
     widths: list[int], segments: int, bytes_per_s: int
 ) -> None:
     parameters = TaskParameters(seal_bytes_per_s=bytes_per_s)
-    job = spec()._replace(model=Model("mlp", (*widths, 10), "relu"))
+    job = spec().changed(model=Model("mlp", (*widths, 10), "relu"))
     time = seal_time(job, segments, parameters)
     states = (segments + 1) * 12 * job.plan().parameters
     assert (time.fetch_ms + 1) * bytes_per_s >= 1000 * states

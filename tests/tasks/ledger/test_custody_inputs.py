@@ -35,7 +35,7 @@ from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK, task_id_of
-from tasks.spec import JobSpec, encode_spec
+from tasks.spec import JobSpec, classifier_of, encode_spec
 from tests.tasks.keepers import KEPT, TASK_KEY, KeptWorld
 from tests.tasks.ledger.test_custody import until
 from tests.tasks.signed import CHECK, WORK
@@ -402,11 +402,12 @@ def test_a_private_blob_that_is_no_cipher_of_the_data_set_ends_the_task(fault: F
 
 
 def test_nothing_is_claimed_with_a_key_about_an_honest_private_blob() -> None:
-    named, (columns, *_, classes) = data()[0].dataset, data()[0].model.widths
+    part = classifier_of(data()[0])
+    named, (columns, *_, classes) = part.dataset, part.model.widths
     right = Dataset(
         named.rows, columns, classes, named.shift, named.samples, bytes(named.rows * columns), bytes(named.rows)
     )
-    job = data()[0]._replace(dataset=named._replace(root=right.root()))
+    job = data()[0].changed(dataset=named._replace(root=right.root()))
     blob = seal_input(derive_key(TASK_KEY, input_key_name(0)), right.root(), right.encode()).blob
     job = stray_job(blob, job)
     world = KeptWorld()

@@ -77,7 +77,7 @@ def test_another_data_set_than_the_jobs_is_named_with_what_differs() -> None:
     )
     facts = read_dataset_facts(longer.encode())
     assert codes(dataset_objections(JOB, facts)) == ["dataset_root_differs", "dataset_rows_differ"]
-    changed = JOB._replace(model=Model("mlp", (13, 16, 4), "relu"))
+    changed = JOB.changed(model=Model("mlp", (13, 16, 4), "relu"))
     [(code, text)] = dataset_objections(changed, FACTS)
     assert (code, "12 features and 4 classes" in text, "begins with 13" in text) == (
         "dataset_widths_differ", True, True,
@@ -108,7 +108,7 @@ def test_what_is_said_of_the_digits_is_so() -> None:
     ],
 )
 def test_an_init_root_of_other_widths_or_another_seed_is_named(change: dict[str, object]) -> None:
-    changed: JobSpec = JOB._replace(**change)  # type: ignore[arg-type]
+    changed: JobSpec = JOB.changed(**change)
     [(code, text)] = check_start(changed)
     assert code == "init_root_differs"
     right = changed._replace(init_root=bytes.fromhex(text.rpartition("0x")[2]))
@@ -116,7 +116,7 @@ def test_an_init_root_of_other_widths_or_another_seed_is_named(change: dict[str,
 
 
 def test_a_stranger_has_only_small_starts_computed() -> None:
-    large = JOB._replace(model=Model("mlp", (12, 4096, 500, 4), "relu"))
+    large = JOB.changed(model=Model("mlp", (12, 4096, 500, 4), "relu"))
     assert check_start(large, any_size=False) == []
     assert codes(check_start(JOB._replace(init_root=bytes(32)), any_size=False)) == ["init_root_differs"]
 
@@ -214,7 +214,7 @@ def test_the_chain_refuses_a_job_whose_numbers_could_leave_the_exact_range(
 
     monkeypatch.setattr(plan, "classifier_program", refused)
     world = World()
-    raw = encode_spec(spec()._replace(model=Model("mlp", (64, 31, 10), "relu")))
+    raw = encode_spec(spec().changed(model=Model("mlp", (64, 31, 10), "relu")))
     credit(world.state, b"q" * 20, 1000 * DKB)
     assert world.send(b"q" * 20, CREATE_TASK, [raw]) == "unsupported_job"
 
@@ -230,7 +230,7 @@ def test_the_chain_refuses_what_no_machine_and_no_data_set_can_ever_be() -> None
         (129, DATASET_LEAVES_MAX // 3, True), (129, DATASET_LEAVES_MAX // 3 + 1, False),
         (4096, DATASET_BYTES_MAX // 4097, True), (4096, DATASET_BYTES_MAX // 4097 + 1, False),
     ):  # fmt: skip
-        job = spec()._replace(
+        job = spec().changed(
             dataset=Dataset(b"d" * 32, b"D" * 32, rows, 1, 8), model=Model("mlp", (width, 10), "relu")
         )
         if fits:

@@ -37,7 +37,9 @@ from tasks.dispute.moves import (
     decode_move,
     encode_move,
 )
+from tasks.engines import tuning_plan
 from tasks.engines.dataset_layout import NodePlace
+from tasks.kinds.finetune import STEP_CALLS_MAX
 from tasks.ledger import (
     bonds,
     claim_transitions,
@@ -90,6 +92,7 @@ from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
 from tests.tasks.ledger.test_trials import play_trials
+from tests.tasks.tuned import tuned
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
@@ -151,7 +154,7 @@ def largest(kind: int) -> list[Value]:
     leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, (1 << 64) - 1, h, h)
     shown = ShownLeaf(b"l" * LEAF_LIMIT_BYTES, (b"h" * 32,) * 8)
     opening = Opening(leaf, shown.siblings, b"s" * 32, b"p" * 32, ShownLeaf(encode_leaf(leaf), shown.siblings))
-    job = spec()._replace(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
+    job = spec().changed(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
     match kind:
         case transitions.REGISTER_NODE | transitions.UPDATE_NODE:
             payload = transitions.node_payload(profile, amount)
@@ -273,14 +276,29 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
 
 def test_a_job_pays_for_the_program_that_its_specification_is_checked_with() -> None:
     """The largest, which nobody asked for before; later ones of the same sizes are found."""
-    raw = encode_spec(spec()._replace(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "silu")))
+    raw = encode_spec(spec().changed(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "silu")))
     world, requester, answers = World(), b"q" * 20, list[str | None]()
     credit(world.state, requester, 1000 * DKB)
-    assert calls_of(lambda: decode_spec(raw)) < 1_000, "nobody pays for what is refused"
+    assert calls_of(lambda: decode_spec(raw)) < 1_100, "nobody pays for what is refused"
     calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
     assert answers == [None]
     gas = world.rules[transitions.CREATE_TASK].gas
     assert 30_000 < calls < PROGRAM_CALLS_PER_1000_GAS * gas / 1000
+
+
+def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program() -> None:
+    """As many calls as a step may have, or nearly: no other check or program of a job takes more."""
+    job, plan, _ = tuned(3, ("query", "key", "value"))
+    assert STEP_CALLS_MAX * 0.85 < plan.step_calls <= STEP_CALLS_MAX
+    raw, world, requester, answers = encode_spec(job), World(), b"q" * 20, list[str | None]()
+    credit(world.state, requester, 1000 * DKB)
+    for found in (tuning_plan._check, tuning_plan._program):
+        found.cache_clear()
+    assert calls_of(lambda: decode_spec(raw)) < 2_000, "nobody pays for what is refused"
+    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    assert answers == [None]
+    assert 30_000 < calls < PROGRAM_CALLS_PER_1000_GAS * world.rules[transitions.CREATE_TASK].gas / 1000
+    assert calls_of(job.program) < PROGRAM_CALLS_PER_1000_GAS * MOVE_GAS / 1000
 
 
 def test_a_move_that_opens_as_many_leaves_as_it_may_weighs_what_judging_it_takes() -> None:
@@ -361,7 +379,7 @@ def test_who_ends_a_task_or_leaves_it_pays_for_that_also_with_a_sponsored_worker
 
 
 def test_opening_a_window_builds_no_program_for_the_games_that_it_begins() -> None:
-    job = spec()._replace(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "relu"))
+    job = spec().changed(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "relu"))
     world = World()
     world.add_machine(1, roles=WORK)
     world.add_machine(2, roles=CHECK)

@@ -210,7 +210,7 @@ def waited_ms(jobs: Sequence[JobSpec], arena: Arena, *, withholds: bool = False)
 
 def test_a13_jobs_whose_data_set_is_a_stray_file_do_not_pause_machines_for_others() -> None:
     arena = Arena()
-    jobs = [job._replace(dataset=job.dataset._replace(blob=JUNK_BLOB)) for job in arena.stage.jobs(26)]
+    jobs = [job.changed(dataset=job.dataset._replace(blob=JUNK_BLOB)) for job in arena.stage.jobs(26)]
     waited = waited_ms(jobs, arena)
     assert waited is not None and waited <= 10_000
 

@@ -1,0 +1,117 @@
+"""What a run of fine-tuning follows from, checked against the limits of a job (market.md R57). No NumPy here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
+from tasks.engines.errors import UnsupportedJob
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import (
+    FinetuneRates,
+    FinetuneShape,
+    check_rates,
+    finetune_program,
+    layer_tensors,
+    row_tensors,
+    state_tensors,
+)
+from tasks.programs.finetune_units import check_finetune, finetune_cost
+from tasks.programs.llama_shape import model_bytes
+from tasks.programs.program import Program
+from tasks.programs.tensors import TensorType
+
+__all__ = ["MODEL_BYTES_MAX", "ROWS_BYTES_MAX", "TuningPlan"]
+
+MODEL_BYTES_MAX: Final = 1 << 35
+"""Tensors of a frozen model: 16 x 10^9 weights."""
+ROWS_BYTES_MAX: Final = DATASET_BYTES_MAX
+"""Tensors of the rows."""
+PROGRAMS_HELD_MAX: Final = 8
+"""Programs kept in memory; that of SmolLM2-135M has 16,400 calls."""
+CHECKS_HELD_MAX: Final = 256
+"""Shapes that are known to be exact."""
+_TENSOR_BYTES: Final = 96
+"""Room for a name and a length."""
+
+
+@lru_cache(maxsize=CHECKS_HELD_MAX)
+def _check(shape: FinetuneShape, rates: FinetuneRates) -> None:
+    check_finetune(shape, rates)
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
+    _check(shape, rates)
+    return finetune_program(shape, rates, checks_bounds=False)
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """What a run of fine-tuning follows from: shape, rates, and the seed of adapters and of the rows' order.
+
+    Raises UnsupportedJob beyond the limits of a job.
+    """
+
+    shape: FinetuneShape
+    rates: FinetuneRates
+    seed: bytes
+
+    def __post_init__(self) -> None:
+        try:
+            check_rates(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+        if (size := model_bytes(self.shape.model)) > MODEL_BYTES_MAX:
+            raise UnsupportedJob(f"a model of {size} bytes, at most {MODEL_BYTES_MAX}")
+        rows = row_tensors(self.shape).values()
+        if (size := sum(kind.size_bytes for kind in rows)) > ROWS_BYTES_MAX:
+            raise UnsupportedJob(f"rows of {size} bytes, at most {ROWS_BYTES_MAX}")
+        if (leaves := sum(kind.leaves for kind in rows)) > DATASET_LEAVES_MAX:
+            raise UnsupportedJob(f"rows of {leaves} leaves, at most {DATASET_LEAVES_MAX}")
+
+    def check(self) -> None:
+        """Raises UnsupportedJob where ``program`` does, without building all layers."""
+        try:
+            _check(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+
+    @property
+    def program(self) -> Program:
+        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
+        try:
+            return _program(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+
+    @cached_property
+    def _cost(self) -> tuple[int, int]:
+        return finetune_cost(self.shape, self.rates)
+
+    @property
+    def step_units(self) -> int:
+        """Work units of one step: those of its program."""
+        return self._cost[0]
+
+    @property
+    def step_calls(self) -> int:
+        """Calls of the program."""
+        return self._cost[1]
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of trained numbers."""
+        return self.shape.model.layers * sum(kind.values for kind in layer_tensors(self.shape))
+
+    @cached_property
+    def state_limit_bytes(self) -> int:
+        """Upper bound of an encoded state: three binary32 a parameter, and room for names and lengths."""
+        count = self.shape.model.layers * 2 * len(self.shape.targets)
+        return 64 + 3 * (4 * self.parameters + _TENSOR_BYTES * count)
+
+    def tensors(self) -> dict[str, TensorType]:
+        """Names and types of the tensors of a state, in canonical (sorted) order."""
+        return state_tensors(self.shape)

@@ -1,0 +1,192 @@
+"""The kind ``finetune``: low-rank adapters for a frozen decoder of the Llama family (market.md 4.1)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from state.primitives.codec import Value
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.tuning_plan import ROWS_BYTES_MAX, TuningPlan
+from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
+from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
+from tasks.kinds.plan import Input
+from tasks.programs.adamw import Rates
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneRates, FinetuneShape, row_tensors
+from tasks.programs.llama_shape import LlamaShape, weight_tensors
+from tasks.programs.program import SourceKind
+
+__all__ = [
+    "FINETUNE_FIELDS",
+    "FINETUNE_NAMES",
+    "KIND_FINETUNE",
+    "MODEL_LLAMA",
+    "STEP_CALLS_MAX",
+    "Adapters",
+    "BaseModel",
+    "FinetunePart",
+    "RateSchedule",
+    "RowSet",
+]
+
+KIND_FINETUNE: Final = "finetune"
+MODEL_LLAMA: Final = "llama"
+STEP_CALLS_MAX: Final = 1_792
+"""Calls of a step. To check it for a new task takes every validator 15 ms, to build it for a move 8 ms. Both
+transactions weigh what a classifier's do."""
+PLANS_HELD_MAX: Final = 256
+"""Plans kept in memory."""
+
+
+class BaseModel(NamedTuple):
+    """The frozen model: content address of its blob, root of its tensors, and its shape (``LlamaShape``).
+
+    ``tied`` and ``biased`` are 0 or 1.
+    """
+
+    name: str
+    blob: bytes
+    root: bytes
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    hidden: int
+    context: int
+    rotary_base: int
+    epsilon_nano: int
+    tied: int
+    biased: int
+
+    @property
+    def shape(self) -> LlamaShape:
+        """The shape. Raises ProgramInvalid for one that no program is made of."""
+        return LlamaShape(*self[3:13], tied=bool(self.tied), biased=bool(self.biased))
+
+
+class RowSet(NamedTuple):
+    """The data: content address of the blob, and root of its tensors (tokens, places, targets, slots).
+
+    Of ``rows`` rows of ``length`` tokens, ``slots`` of which are trained, the first ``samples`` are for training.
+    """
+
+    blob: bytes
+    root: bytes
+    rows: int
+    samples: int
+    length: int
+    slots: int
+
+
+class Adapters(NamedTuple):
+    """Rank and alpha of the adapters; ``targets`` are the weights of a layer that they change."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+
+
+class RateSchedule(NamedTuple):
+    """How the learning rate changes over the job's steps; ``clip_nano`` bounds the gradients' norm, 0 does not."""
+
+    name: str
+    warmup_steps: int
+    clip_nano: int
+
+
+class FinetunePart(NamedTuple):
+    """What a specification of this kind has of its own."""
+
+    model: BaseModel
+    dataset: RowSet
+    adapters: Adapters
+    batch: int
+    optimiser: Optimiser
+    rates: RateSchedule
+
+    @classmethod
+    def of(cls, found: Found) -> FinetunePart:
+        """Return the part of checked fields."""
+        rank, alpha, targets = (found[f"adapters.{name}"] for name in Adapters._fields)
+        return cls(
+            BaseModel(*[found[f"model.{name}"] for name in BaseModel._fields]),
+            RowSet(*[found[f"dataset.{name}"] for name in RowSet._fields]),
+            Adapters(rank, alpha, tuple(targets)),
+            found["batch"],
+            Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
+            RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What must be named as this version runs it."""
+        return self.model.name, self.optimiser.name
+
+    def to_value(self) -> list[Value]:
+        """Return the part's fields in their order."""
+        rank, alpha, targets = self.adapters
+        return [
+            list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
+            list(self.rates),
+        ]  # fmt: skip
+
+    def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
+        """Return the plan of a job. Raises UnsupportedJob."""
+        return _plan(self, seed, total_steps)
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Return the blobs that a job starts from: its rows, and the frozen model."""
+        rows, weights = row_tensors(self._shape), weight_tensors(self._shape.model)
+        return tuple(
+            Input(kind, named.blob, named.root, tensors, sum(each.size_bytes for each in tensors.values()))
+            for kind, named, tensors in (
+                (SourceKind.DATA, self.dataset, rows), (SourceKind.MODEL, self.model, weights),
+            )
+        )  # fmt: skip
+
+    @property
+    def _shape(self) -> FinetuneShape:
+        rows, adapters = self.dataset, self.adapters
+        return FinetuneShape(
+            self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
+            rows.rows, rows.samples,
+        )  # fmt: skip
+
+
+FINETUNE_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
+FINETUNE_FIELDS: Final = KindFields(
+    fields=(
+        ("model", list, BaseModel._fields), ("dataset", list, RowSet._fields),
+        ("adapters", list, Adapters._fields), ("batch", int, ()), ("optimiser", list, Optimiser._fields),
+        ("rates", list, RateSchedule._fields),
+    ),
+    ranges={
+        **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
+        "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
+        **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in RowSet._fields[2:]},
+        **{f"adapters.{name}": (1, INTEGER_MAX) for name in Adapters._fields[:2]},
+        **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
+        **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
+    },
+    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
+    texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
+    names=frozenset({"adapters.targets"}),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=PLANS_HELD_MAX)
+def _plan(part: FinetunePart, seed: bytes, total_steps: int) -> TuningPlan:
+    try:
+        shape = part._shape
+        rates = FinetuneRates(
+            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, total_steps, part.rates.clip_nano
+        )
+    except ProgramInvalid as error:
+        raise UnsupportedJob(str(error)) from None
+    plan = TuningPlan(shape, rates, seed)
+    if plan.step_calls > STEP_CALLS_MAX:
+        raise UnsupportedJob(f"a step of {plan.step_calls} calls, at most {STEP_CALLS_MAX}")
+    return plan

@@ -1,0 +1,160 @@
+"""Jobs of the kind ``finetune``: their specification, what they cost, their life on the ledger, their disputes."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from node.cli.jobs import spec_from_json
+from rpc.methods.jobs import spec_to_json
+from state.primitives.errors import DecodeError
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.game import Ending, Side
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.tuning import Tuner, first_state
+from tasks.kinds.finetune import STEP_CALLS_MAX
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.questions import question_of
+from tasks.ledger.records import Opened, load_window
+from tasks.ledger.screening import check_start
+from tasks.programs.program import SourceKind
+from tasks.spec import Schedule, classifier_plan, decode_spec, encode_spec, spec_hash
+from tests.tasks.dispute.liars import Job, lie, play_out
+from tests.tasks.programs.engines import engine
+from tests.tasks.tuned import STEPS, tuned
+from tests.tasks.world import World
+
+ARRAYS = engine("numpy")
+SPEC, PLAN, MADE = tuned()
+PART: Any = SPEC.part
+
+
+def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
+    raw = encode_spec(SPEC)
+    assert decode_spec(raw) == SPEC
+    assert spec_from_json(spec_to_json(SPEC)) == SPEC
+    assert spec_hash(raw).hex() == HASH
+    assert SPEC.plan() == PLAN
+    assert (SPEC.step_units, PLAN.step_calls) == (PLAN.program.units, len(PLAN.program.calls))
+    assert {given.kind: given.root for given in SPEC.inputs()} == {
+        SourceKind.DATA: PART.dataset.root, SourceKind.MODEL: PART.model.root,
+    }  # fmt: skip
+    assert len(first_state(PLAN).encode()) <= PLAN.state_limit_bytes
+    assert check_start(SPEC) == []
+    assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
+    with pytest.raises(UnsupportedJob):
+        classifier_plan(SPEC)
+
+
+HASH = "585859922b1c23b51f43e56c8ba80e964531055dec7e22fbbaccb3782580b5ea"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": PART.model._replace(name="gpt2")},
+        {"model": PART.model._replace(layers=0)},
+        {"model": PART.model._replace(layers=200)},
+        {"model": PART.model._replace(heads=3, key_heads=2)},
+        {"model": PART.model._replace(tied=2)},
+        {"model": PART.model._replace(blob=b"short")},
+        {"model": PART.model._replace(vocabulary=1 << 19, hidden=1 << 19, width=1 << 19)},
+        {"model": PART.model._replace(width=1 << 62)},
+        {"dataset": PART.dataset._replace(samples=5)},
+        {"dataset": PART.dataset._replace(slots=7)},
+        {"dataset": PART.dataset._replace(length=17)},
+        {"dataset": PART.dataset._replace(rows=1 << 25)},
+        {"adapters": PART.adapters._replace(rank=257)},
+        {"adapters": PART.adapters._replace(alpha=0)},
+        {"adapters": PART.adapters._replace(targets=())},
+        {"adapters": PART.adapters._replace(targets=("key", "query"))},
+        {"adapters": PART.adapters._replace(targets=("query", "query"))},
+        {"adapters": PART.adapters._replace(targets=("head",))},
+        {"batch": 0},
+        {"batch": 1 << 40},
+        {"optimiser": PART.optimiser._replace(name="sgd")},
+        {"optimiser": PART.optimiser._replace(learning_rate_nano=0)},
+        {"rates": PART.rates._replace(name="step")},
+        {"rates": PART.rates._replace(clip_nano=1 << 50)},
+        {"rates": PART.rates._replace(warmup_steps=STEPS)},
+        {"kind": "train"},
+        {"kind": "generate"},
+        {"level": 2},
+        {"schedule": Schedule(STEPS, 4, STEPS)},
+    ],
+)
+def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(SPEC.changed(**change)))
+
+
+def test_a_specification_with_another_number_of_fields_is_refused() -> None:
+    from state.primitives.codec import decode, encode
+
+    value = decode(encode_spec(SPEC), limit_bytes=2048)
+    assert isinstance(value, list)
+    for wrong in (value[:-1], [*value, 0], value[:4], []):
+        with pytest.raises(DecodeError):
+            decode_spec(encode(wrong))
+    value[6] = [4, 8, ["query", 1]]
+    with pytest.raises(DecodeError, match=r"adapters\.targets"):
+        decode_spec(encode(value))
+
+
+def test_a_step_of_too_many_calls_is_refused_with_their_number() -> None:
+    with pytest.raises(DecodeError, match=f"calls, at most {STEP_CALLS_MAX}"):
+        decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=4))))
+
+
+def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_program() -> None:
+    """Machines whose work is made up, for the ledger looks at none of it before a dispute."""
+    world = World()
+    world.add_machine(1), world.add_machine(2), world.add_machine(3)
+    task = world.create(SPEC)
+    record = world.run_to(task, Phase.SETTLED)
+    assert record.final_windows == SPEC.windows
+
+
+def opened_in(world: World, segment: int, before: bytes, end: StepRecord) -> tuple[Any, Opened]:
+    world.add_machine(1), world.add_machine(2)
+    task = world.create(SPEC)
+    world.run(task, until=lambda record: record.next_window > 0)
+    opened = Opened(segment, before, end.state_root, end.work_digest, end.loss_total)
+    return load_window(world.state, task, 0), opened
+
+
+def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_loses() -> None:
+    """The engine's state and work are what the game opens, under the roots that stand in the specification."""
+    tuner = Tuner(PLAN, MADE.model, MADE.data, ARRAYS, first_state(PLAN))
+    tuner.run_segment(2)
+    before = tuner.state()
+    done = tuner.run_segment(2)
+    job = Job(SPEC.program(), SPEC.seed, before.tensors, MADE.data, 2, 2, MADE.model)
+    honest = job.run(ARRAYS)
+    assert honest.end_record == StepRecord(done.state_root, done.work_digest, done.loss_bits)
+    window, opened = opened_in(World(), 1, before.root(PLAN), honest.end_record)
+    question = question_of(SPEC, window, opened)
+    assert (question.data, question.model) == (honest.trace(0).data_tree.root, honest.trace(0).model_tree.root)
+    lost = won = 0
+    for seed in count():
+        random = Random(seed)
+        liar = lie(job, honest, ARRAYS, random.randrange(2), random.randrange(
+            len(job.program.sources), len(job.program.types)), random)  # fmt: skip
+        if liar.question.end == honest.end_record:
+            continue
+        end = liar.question.end
+        claimed = question_of(SPEC, window, opened._replace(
+            state_root_after=end.state_root, work_digest=end.work_digest, loss_bits=end.loss_total))  # fmt: skip
+        played = play_out(claimed, liar.witness, honest.witness(), served=bool(seed % 2))
+        assert played.game.ending is Ending.ELEMENT_WRONG
+        lost += 1
+        # The same one as challenger of the honest worker.
+        played = play_out(question, honest.witness(), liar.witness, served=bool(seed % 2))
+        assert played.game.ending is None or played.game.ending.loser is Side.CHALLENGER
+        won += 1
+        if lost == 5:
+            break
+    assert won == lost

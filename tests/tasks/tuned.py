@@ -1,0 +1,50 @@
+"""A job of the kind ``finetune`` on a tiny model, with everything that its worker fetches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from tasks.engines.tuning import first_state, model_root, rows_root
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, FinetunePart, RateSchedule, RowSet
+from tasks.programs.adamw import Rates
+from tasks.programs.finetune import FinetuneRates
+from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.operators.scalars import NANO
+from tasks.spec import JobSpec, Optimiser, Requirements, Schedule, decode_spec, encode_spec
+from tests.tasks.programs.tunings import Tuning, tuning
+from tests.tasks.world import WORTH
+
+STEPS: Final = 6
+TINY: Final = LlamaShape(
+    vocabulary=40, width=8, layers=1, heads=2, key_heads=1, head_width=4, hidden=12, context=16,
+    rotary_base=10_000, epsilon_nano=10_000,
+)  # fmt: skip
+
+
+def tuned(
+    layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output")
+) -> tuple[JobSpec, TuningPlan, Tuning]:
+    """Return a job, its plan, and the contents of its model and rows."""
+    rates = FinetuneRates(Rates(20_000_000), "cosine", 1, STEPS, NANO)
+    made = tuning(replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
+    plan = TuningPlan(made.job, rates, bytes(range(32)))
+    model, job = made.job.model, made.job
+    part = FinetunePart(
+        model=BaseModel(
+            "llama", b"m" * 32, model_root(job, made.model), model.vocabulary, model.width, model.layers,
+            model.heads, model.key_heads, model.head_width, model.hidden, model.context, model.rotary_base,
+            model.epsilon_nano, int(model.tied), int(model.biased),
+        ),
+        dataset=RowSet(b"r" * 32, rows_root(job, made.data), job.rows, job.train_rows, job.length, job.slots),
+        adapters=Adapters(job.rank, job.alpha, job.targets),
+        batch=job.batch,
+        optimiser=Optimiser("adamw", *rates.adamw),
+        rates=RateSchedule(rates.schedule, rates.warmup_steps, rates.clip_nano),
+    )  # fmt: skip
+    spec = JobSpec(
+        KIND_FINETUNE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), Schedule(STEPS, 2, STEPS),
+        WORTH // 1000, Requirements(0, 0, 0), 60_000,
+    )  # fmt: skip
+    return decode_spec(encode_spec(spec)), plan, made
