@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -23,6 +23,9 @@ from state.primitives.errors import ConfigError
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
 __all__ = ["cancel", "demand", "resume", "top_up"]
+
+_TURNED_DOWN: Final = frozenset(("input_unavailable", "job_unfit", "worker_declined"))
+"""Reasons of a task that searches because a machine could not have its inputs."""
 
 
 @click.command()
@@ -119,6 +122,8 @@ def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
     again. Without another machine, the task pauses again. The command warns about this before you pay the
     fee.
 
+    It also ends the wait of a task whose inputs machines could not fetch.
+
     \b
     Example:
       dekube task resume 0xTASK
@@ -133,6 +138,8 @@ def _tell_of_machines(client: Client, record: Task) -> None:
     """Print why a paused task would pause again: its verification funds are used up, or no machine would take
     it.
     """
+    if record.phase != "paused":
+        return
     if record.document["reason"] == "funds_low":
         say(
             "Note: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
@@ -165,6 +172,11 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
     return ""
 
 
+def _is_turned_down(record: Task) -> bool:
+    """Tell whether a machine left the task last because of its inputs: the task may wait for that (R53)."""
+    return record.phase in ("matching", "degraded") and record.document["reason"] in _TURNED_DOWN
+
+
 def _send_action(
     session: Session, task_id: bytes, kind: int, payload: list[Value], what: dict[str, Any], yes: bool,
     as_json: bool, *, only_in: str | None = None, is_over: bool = False,
@@ -184,7 +196,7 @@ def _send_action(
                 f"task {hexed(task_id)} is {record.phase}; "
                 "the command needs a task that has ended; nothing was sent"
             )
-        if only_in is not None and record.phase != only_in:
+        if only_in is not None and record.phase != only_in and not _is_turned_down(record):
             raise TransactionRefused(
                 f"task {hexed(task_id)} is {record.phase}; "
                 f"the command needs a task that is {only_in}; nothing was sent"

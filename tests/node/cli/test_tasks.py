@@ -280,6 +280,17 @@ def test_a_task_in_another_phase_is_told_as_that(
     assert client.asked == []
 
 
+def test_a_task_that_waits_because_of_its_inputs_may_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Requested(reason="input_unavailable")
+    task = SimpleNamespace(
+        phase="matching", has_ended=False, requester=KEY.address, document=client.record,
+    )  # fmt: skip
+    monkeypatch.setattr(client, "task", lambda _id: task)
+    assert "Waiting until it is final" in run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path).stderr
+
+
 def test_what_the_chain_would_refuse_is_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Requested(machines=(machine(),))
     client.refusal = "wrong_phase"
