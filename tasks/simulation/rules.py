@@ -104,6 +104,10 @@ def _endless(*_arguments: object) -> int:
     return 1 << 99
 
 
+def _as_is(_case: object, record: Any, *_others: object) -> Any:
+    return record
+
+
 def _backing(node: Any, *_arguments: object) -> int:
     return int(node.backing)
 
@@ -134,6 +138,7 @@ _PREPARES: Final[Mapping[str, Value]] = {
     "accuses": False,
 }
 _IDLE: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "keeps nothing"}
+_SILENT: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "signs nothing"}
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
@@ -273,7 +278,33 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "author-bond", "a worker's bond returns while its outputs are in custody",
             aims=(Aim("garbage custodian", {"way": "keeps"}),),
-            patches=(_of("custody_count", _nothing, "custody_records"),),
+            patches=(Patch("tasks.ledger.progress", "custody_count", _nothing, is_alone=True),),
+        ),
+        Absent(
+            "custodian-redraw", "nobody else is drawn for a custodian that does not sign",
+            aims=(Aim("idle custodian", _SILENT), Aim("garbage custodian", {"way": "signs nothing"})),
+            patches=(Patch("tasks.ledger.custody", "DRAWN_MAX", 2, is_alone=True),),
+        ),
+        Absent(
+            "author-keeps", "a worker does not answer for an output that drawn machines did not sign for",
+            aims=(
+                Aim("idle custodian", {**_SILENT, "serves_results": False}),
+                Aim("garbage custodian", {"way": "signs nothing"}),
+            ),
+            patches=(_of("_with_author", _as_is, "custody"),),
+        ),
+        Absent(
+            "custody-misses", "machines without receipts are drawn all the same",
+            {"custody_misses_per_day": 1 << 16},
+            aims=(Aim("idle custodian", _SILENT),),
+        ),
+        Absent(
+            "delivery-bond", "a custodian that delivers to nobody loses no bond",
+            aims=(
+                Aim("idle custodian", {**_IDLE, "way": "serves nobody", "serves_results": False}),
+                Aim("idle custodian", _IDLE),
+            ),
+            patches=(_of("_lose", _as_is, "custody"),),
         ),
         # Claims
         Absent(

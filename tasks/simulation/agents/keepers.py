@@ -19,8 +19,9 @@ from tasks.spec import JobSpec
 
 __all__ = ["KEEPER_WAYS", "FalseKeeper", "GarbageWorker", "KeepingRequester"]
 
-KEEPER_WAYS: Final = ("keeps", "keeps nothing", "serves nobody")
-"""What a custodian does: all that it signs for; signs and drops it; keeps it, and shows chunks on chain alone."""
+KEEPER_WAYS: Final = ("keeps", "keeps nothing", "serves nobody", "signs nothing")
+"""What a custodian does: all that it signs for; signs and drops it; keeps it, and shows chunks on chain alone;
+signs for nothing."""
 DEMANDS_MAX: Final = 8
 """Demands of a requester for one result; then it gives up."""
 
@@ -47,6 +48,8 @@ class FalseKeeper(Machine):
         place = duty.task, duty.window
         if duty.action is CustodyAction.SIGN and self.way_of(place) == "keeps nothing":
             return [view.take_custody(self.address, duty)]
+        if duty.action is CustodyAction.SIGN and self.way_of(place) == "signs nothing":
+            return []
         return super().keep(view, duty)
 
     def hands_out(self, place: tuple[bytes, int]) -> bool:
