@@ -12,6 +12,7 @@ from node.market.posting import Job
 from node.market.private_jobs import INPUTS, make_private, put_private
 from node.process.control import ask_node
 from rpc.client import Client, NoResult, TaskEnded
+from rpc.client.control import ControlRefused
 from rpc.client.tasks import TaskResult
 from state.primitives.keys import SecretKey
 from tasks.engines.builtin_datasets import make_dataset
@@ -51,10 +52,17 @@ def post_private(client: Client, key: SecretKey, job: Job, control: Path, *, kee
 
 def share(control: Path, task: bytes) -> int:
     """Have the requester's node share the key of a task; return how many machines keep a share."""
-    found = ask_node(
-        control, "share_key", timeout_s=SHARE_S, task=task.hex(), threshold=THRESHOLD, holders=HOLDERS
-    )  # fmt: skip
-    return len(found["holders"])
+    deadline = time.monotonic() + SHARE_S
+    while True:  # a machine may be down for a while: then too few keep one
+        try:
+            found = ask_node(
+                control, "share_key", timeout_s=SHARE_S, task=task.hex(), threshold=THRESHOLD, holders=HOLDERS
+            )  # fmt: skip
+            return len(found["holders"])
+        except ControlRefused:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
 
 
 def fetch(client: Client, key: SecretKey, task: bytes, control: Path) -> TaskResult:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +15,13 @@ from typing import Any
 
 import pytest
 
+from node.home.load import load_node_options
+from node.home.paths import Home
+from rpc.client import Client
+from state.primitives.errors import DekubeError
+from state.primitives.listen import dial_target
 from testnet.cluster import LOG_FILE, ask
-from tests.cluster.network import wait_for
+from tests.cluster.network import run_here, wait_for
 from tests.cluster.ports import free_ports
 
 pytestmark = pytest.mark.cluster
@@ -126,3 +134,58 @@ def test_a_requester_that_is_offline_has_its_result_when_it_returns(tmp_path: Pa
     assert not lines(root, "validator-3", "the key of a task was handed to its worker"), "it was offline"
     handed = [name for name in found["gains"] if lines(root, name, "a share of a key was handed to its worker")]
     assert len(handed) >= 2 and set(handed) <= {"worker-2", "worker-3", "worker-4"}
+
+
+CUSTODIANS = ("worker-2", "worker-3", "worker-4")
+HUNG_S = 22.0
+"""A machine that hangs misses the time to sign, which is 20 s here."""
+
+
+def done(root: Path, member: str, **what: Any) -> bool:
+    """Tell whether a machine has done a duty of custody."""
+    return any(what.items() <= line.items() for line in lines(root, member, "custody duty done"))
+
+
+def who(root: Path, phase: str) -> str | None:
+    """Return a custodian that has come to a phase of custody."""
+    for name in CUSTODIANS:
+        if {
+            "drawn": phase == "drawn" and _is_posted(root),
+            "keeps an output": done(root, name, action="sign", window=0),
+        }[phase]:
+            return name
+    return None
+
+
+def _is_posted(root: Path) -> bool:
+    try:
+        with Client(f"http://{dial_target(load_node_options(Home(root / 'validator-0')).rpc.listen)}") as client:
+            return next(iter(client.items("dekube_getTasks")), None) is not None
+    except (DekubeError, OSError):
+        return False
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("phase", "hangs"),
+    [("drawn", False), ("keeps an output", True)],
+)
+def test_a_custodian_that_crashes_or_hangs_costs_nobody_the_task_or_a_bond(
+    phase: str, hangs: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "net"
+    with scenario("offline-requester", root) as process:
+        victim = wait_for(lambda: who(root, phase), f"a custodian {phase}", patience_s=PATIENCE_S)
+        if hangs:
+            [pid] = [row["pid"] for row in run_here("testnet", "list", "--dir", root) if row["name"] == victim]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                time.sleep(HUNG_S)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        else:
+            ask(root, "kill", victim)
+            ask(root, "restart", victim)
+        found = outcome(process)
+    assert found["voided_windows"] == 0
+    assert sum(done(root, name, action="sign", input=True) for name in CUSTODIANS) >= 2
