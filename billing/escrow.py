@@ -143,6 +143,8 @@ class Purpose(IntEnum):
     """What the check fund puts down for a drawn check, and takes back of it."""
     CLAIM_CHECK = 31
     """What a task pays the check fund back for the check of a claim that its job diverges."""
+    NOT_SERVED = 32
+    """All of the bond of a worker that serves a window to nobody."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

@@ -29,8 +29,8 @@ interface IDekubeBilling {
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
-    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 40
-    ///   custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
+    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
+    ///   served, 40 custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
     event Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose);
 
     /// @notice Money was locked.
@@ -41,8 +41,8 @@ interface IDekubeBilling {
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
-    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 40
-    ///   custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
+    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
+    ///   served, 40 custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
     event Locked(bytes32 indexed escrow, address indexed from, uint256 amount, uint256 purpose);
 
     /// @notice Money was paid out.
@@ -53,8 +53,8 @@ interface IDekubeBilling {
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
-    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 40
-    ///   custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
+    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
+    ///   served, 40 custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
     event Paid(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 
     /// @notice Money was given back.
@@ -65,7 +65,7 @@ interface IDekubeBilling {
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
-    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 40
-    ///   custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
+    ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
+    ///   served, 40 custody, 41 custody pay, 42 custody bond, 43 custody lost, 44 custody demand.
     event Refunded(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 }

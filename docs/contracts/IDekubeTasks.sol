@@ -199,6 +199,11 @@ interface IDekubeTasks {
     /// @param shown The claim with the plain chunks that show it: canonical CBOR.
     function claimPlain(bytes calldata shown) external;
 
+    /// @notice Say that the sender serves what a jury could not fetch of its window; a larger jury is drawn.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    function serveWindow(bytes32 task, uint32 window) external;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
@@ -211,7 +216,8 @@ interface IDekubeTasks {
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
-    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 51 window late.
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
+    ///   served, 51 window late.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -255,7 +261,8 @@ interface IDekubeTasks {
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
-    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 51 window late.
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
+    ///   served, 51 window late.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -363,7 +370,8 @@ interface IDekubeTasks {
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
-    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 51 window late.
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
+    ///   served, 51 window late.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -384,7 +392,8 @@ interface IDekubeTasks {
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
-    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 51 window late.
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
+    ///   served, 51 window late.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

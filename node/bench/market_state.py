@@ -213,6 +213,6 @@ def window_of(
     opened: tuple[Opened, ...] = ()
     return WindowRecord(
         task, number, WindowPhase.OPENING, Reason.OPENING_LATE, proof, worker, 0, NOW_MS + 60_000, 0,
-        tuple(leaf.segment for leaf in leaves), seats, opened, -1, (), tuple(verifiers), (), DKB // 1000,
+        tuple(leaf.segment for leaf in leaves), seats, opened, (), 0, (), tuple(verifiers), (), DKB // 1000,
         5 * 10**14, 0, (), (), SURE, len(verifiers), 0, 0, 0,
     )  # fmt: skip

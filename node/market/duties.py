@@ -220,6 +220,7 @@ class DutyService:
             "task_claimed": self._worker.claims_made,
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
+            "window_denied": self._worker.windows_denied,
         }
 
     @property
@@ -329,8 +330,9 @@ class DutyService:
     def _look(self, nursery: trio.Nursery) -> None:
         state, verifier = self._ledger.store, self._verifier
         for duty in work_duties(state, self.address, self._parameters):
-            if duty.action is Action.OPEN:
-                self._start(nursery, ("open", duty.task, duty.window), self._worker.open, duty)
+            if duty.action in (Action.OPEN, Action.SERVE):
+                answer = self._worker.open if duty.action is Action.OPEN else self._worker.serve
+                self._start(nursery, (duty.action.value, duty.task, duty.window), answer, duty)
             else:
                 self._start(nursery, ("work", duty.task), self._worker.work, duty.task)
         for check in verification_duties(state, self.address):

@@ -41,6 +41,7 @@ from tasks.ledger.progress import window_span_ms
 from tasks.ledger.queries import Action, WorkDuty, work_duties
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.registry import load_node, profile_to_value
+from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
 from tasks.proofs import (
@@ -99,10 +100,12 @@ class Worker:
         """Tasks that this machine proved to be such that nobody can run them, since the start of the node."""
         self.late_openings = 0
         """Windows opened in the extension that costs a fine, since the start of the node."""
+        self.windows_denied = 0
+        """Windows that a jury could not fetch and that this machine answered for, since the start of the node."""
 
     def _work_duty(self, task: bytes) -> WorkDuty | None:
         for duty in work_duties(self._ledger.store, self._wallet.address, self._parameters):
-            if duty.task == task and duty.action is not Action.OPEN:
+            if duty.task == task and duty.action not in (Action.OPEN, Action.SERVE):
                 return duty
         return None
 
@@ -387,3 +390,26 @@ class Worker:
             _log.warning("window opened late, which cost a fine", task=duty.task, window=duty.window)
         else:
             _log.info("window opened", task=duty.task, window=duty.window)
+
+    async def serve(self, duty: WorkDuty) -> None:
+        """Say that a window is served which a jury could not fetch, if all of it is here; its bond is at stake.
+
+        Raises InputUnavailable: it was not published here, or a blob is gone. Then more jurors could not fetch it
+        either, and would be paid for that.
+        """
+        published = self._promises.published(duty.task, duty.window)
+        spec = load_spec(self._ledger.store, duty.task)
+        names = (*published.blobs, spec.dataset.blob) if published is not None else ()
+        gone = [name.hex() for name in names if not self._blobs.is_complete(name)]
+        if published is None or gone:
+            _log.error(
+                "a window is not served, and the bond is lost if that stays so", task=duty.task,
+                window=duty.window, until_ms=duty.deadline_ms, missing_blobs=gone,
+            )  # fmt: skip
+            raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} is not here as a whole")
+        await self._wallet.send(SERVE_WINDOW, [duty.task, duty.window])
+        self.windows_denied += 1
+        _log.warning(
+            "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
+            task=duty.task, window=duty.window, segments=list(duty.segments),
+        )  # fmt: skip

@@ -420,6 +420,10 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"openings": "An opening for each drawn segment: canonical CBOR."},
         "Open a window",
     ),
+    ("tasks", "serveWindow"): Text(
+        "Say that the sender serves what a jury could not fetch of its window; a larger jury is drawn.",
+        intent="Serve a window",
+    ),
     ("tasks", "poke"): Text(
         "Do what a passed deadline of a task demands, where the chain has not yet.", intent="Poke a task"
     ),

@@ -8,7 +8,7 @@ from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered_page
 from rpc.methods.queues import QueueKind
-from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID, unknown_task
 from state.view import Reader
@@ -92,7 +92,8 @@ def _window(record: WindowRecord) -> Json:
             }
             for item in record.opened
         ],
-        "disputed": record.disputed if record.disputed >= 0 else None,
+        "missed": list(record.missed),
+        "unserved": bool(record.unserved),
         "jurors": _seats(record.jurors),
         "draws": record.draws,
         "charge": str(record.charge),
@@ -154,7 +155,8 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
             "sampled": array(NUMBER),
             "verifiers": array(ref("Verdict")),
             "opened": array(obj({"segment": NUMBER} | _RESULT)),
-            "disputed": nullable(NUMBER),
+            "missed": array(NUMBER),
+            "unserved": BOOLEAN_OUT,
             "jurors": array(ref("Verdict")),
             "draws": NUMBER,
             "charge": AMOUNT_OUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from billing.escrow import Purpose
 from tasks.ledger import reputation
 from tasks.ledger.audits import SURE
 from tasks.ledger.claims import uphold_divergence
@@ -102,6 +103,8 @@ def reject(
     workers = void_from(case, window, event, reason, blamed=blamed, lie=lie)
     if lie is not None:
         burn_rest(case, window)
+    elif reason == Reason.NOT_SERVED:
+        burn_rest(case, window, Purpose.NOT_SERVED)
     if blamed:
         if reason not in _SILENT:
             forfeit_hold(case, author)

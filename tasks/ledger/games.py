@@ -53,7 +53,7 @@ from tasks.ledger.endings import accept, fail_unchecked, final_at, reject
 from tasks.ledger.lifecycle import LIVE_WINDOW, NEXT_WINDOW_PHASE, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Opened, Seat, WindowRecord
-from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of, has_verdict
+from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of, has_verdict, missed_by
 from tasks.ledger.settlement import final_ms_of
 from tasks.ledger.stakes import (
     burn_for_silence,
@@ -80,6 +80,7 @@ from tasks.proofs import (
 
 __all__ = [
     "SETTLES",
+    "accuse_silent",
     "check_leaf",
     "go_on",
     "is_contested",
@@ -157,17 +158,27 @@ def go_on(case: Case, number: int, reason: Reason) -> None:
             case.advance_window(number, WindowEvent.MISMATCH, why, deadline_ms=deadline_ms)
     elif docket.silent:
         _run_again(case, window)
-    elif window.sampled and not window.opened:
-        void_silent(case, number)
-    elif window.disputed >= 0 and not window.jurors:
+    elif window.missed and not window.jurors:
         case.advance_window(
             number, WindowEvent.DOUBT, Reason.BLOB_MISSED, deadline_ms=case.now + 1,
             height=case.scope.block.height,
         )  # fmt: skip
+    elif (window.sampled and not window.opened) or _was_silent(case, window, docket):
+        void_silent(case, number)
     elif window.sampled and not has_verdict(window):
         _recheck(case, window)
     else:
         accept(case, window, reason)
+
+
+def _was_silent(case: Case, window: WindowRecord, docket: Docket) -> bool:
+    """Tell whether the worker has lost a dispute about the window by its clock, before a jury sat about it."""
+    disputes = (load_dispute(case.state, window.task, window.number, at) for at in _games_of(docket))
+    return any(dispute.ending is DisputeEnding.ACCUSED_SILENT for dispute in disputes)
+
+
+def _games_of(docket: Docket) -> range:
+    return range(docket.first_game, docket.games)
 
 
 def _recheck(case: Case, window: WindowRecord) -> None:
@@ -190,8 +201,8 @@ def _recheck(case: Case, window: WindowRecord) -> None:
     seen = sorted({*window.seen, *window.sampled, *opened})
     case.advance_window(
         window.number, WindowEvent.RECHECK, Reason.NO_VERIFIER, deadline_ms=case.now + 1, draws=draws,
-        height=case.scope.block.height, sampled=(), verifiers=(), opened=(), disputed=-1, jurors=(),
-        seen=tuple(seen),
+        height=case.scope.block.height, sampled=(), verifiers=(), opened=(), missed=(), unserved=0,
+        jurors=(), seen=tuple(seen),
     )  # fmt: skip
 
 
@@ -228,15 +239,24 @@ def _claim_of(seat: Seat) -> Finding | None:
 def on_not_opened(case: Case, number: int) -> None:
     """Void a window that was not opened in time, after what verifiers and outsiders found is pursued."""
     window = case.window(number)
-    if not is_contested(case, window):
+    missed = missed_by(window.verifiers)
+    if not missed and not is_contested(case, window):
         void_window(case, number, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
         return
-    for seat in window.verifiers:
+    window = window._replace(missed=missed)
+    case.put_window(window)
+    accuse_silent(case, window, window.verifiers)
+    go_on(case, number, Reason.CHALLENGES_LOST)
+
+
+def accuse_silent(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> bool:
+    """Open a silent dispute for each of ``seats`` that differs from a window that is not opened; tell of any."""
+    for seat in seats:
         if (claim := _claim_of(seat)) is not None:
             root = result_of(claim)
             dispute = begin_dispute(case, window, Challenger.VERIFIER, seat.address, claim.segment, root, None)
             fall_silent(case, window, dispute)
-    go_on(case, number, Reason.CHALLENGES_LOST)
+    return any(_claim_of(seat) is not None for seat in seats)
 
 
 def void_silent(case: Case, number: int) -> None:

@@ -298,6 +298,10 @@ class Reason(IntEnum):
     """A claim has proven that an input of the task is not what the task names: nobody can run it."""
     NOT_DRAWN = 48
     """The window was not selected for audit."""
+    NOT_SERVED = 49
+    """A jury could not fetch what a verifier had missed: the worker is asked to serve it, or loses its bond."""
+    SERVED = 50
+    """The worker says that it serves what was missed: a larger jury is drawn."""
     WINDOW_LATE = 51
     """The worker did not prove the window in time, and gets one extension for a fine."""
 

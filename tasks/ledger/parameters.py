@@ -41,6 +41,7 @@ _BOUNDS: Final = {
     "window_extra_ms": (0, _MS_MAX),
     "opening_extra_ms": (1, _MS_MAX),
     "opening_fine_bps": (0, _WHOLE_BPS),
+    "serve_ms": (1, _MS_MAX),
     "bond_release_ms": (1, _MS_MAX),
     "dispute_move_ms": (1, _MS_MAX),
     "dispute_side_ms": (1, _MS_MAX),
@@ -255,6 +256,8 @@ class TaskParameters:
     """That fine, as a share of the window's price."""
     window_extra_ms: int = HOUR_MS
     """A worker that does not prove a window in time gets so long once in a task, for the same fine; 0: nothing."""
+    serve_ms: int = 24 * HOUR_MS
+    """After a jury that could not fetch what a verifier had missed, its worker has so long to serve it."""
     final_ms: int = 30 * MINUTE_MS
     """From the verdicts to the final window, where ``final_value`` or more is at stake."""
     final_ms_min: int = 2 * MINUTE_MS

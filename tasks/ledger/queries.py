@@ -112,6 +112,8 @@ class Action(Enum):
     OPEN = "open"
     SEAL = "seal"
     REVEAL = "reveal"
+    SERVE = "serve"
+    """Serve what a jury could not fetch, and say so."""
     PLAY = "play"
     """Make the move that is due in a dispute, or resume it."""
 
@@ -121,7 +123,8 @@ class WorkDuty(NamedTuple):
 
     ACCEPT: lock ``bond``. START: fetch the inputs, then say so. COMPUTE: run ``window`` from ``state_root``, whose
     state lies in ``state_blob`` (zero: the job's own beginning) and submit its proof; not while ``blocked``. OPEN:
-    open ``segments`` of ``window``.
+    open ``segments`` of ``window``. SERVE: serve the states before ``segments`` of ``window``, and all else that
+    verifiers need, and say so.
     """
 
     task: bytes
@@ -273,16 +276,21 @@ def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> lis
         task = load_task(state, key[-HASH_BYTES:])
         for number in task.open_windows:
             window = load_window(state, task.id, number)
-            if window.worker == worker and window.phase == WindowPhase.OPENING:
+            if window.worker != worker:
+                continue
+            is_asked = window.phase == WindowPhase.DOUBTED and window.unserved == 1
+            if window.phase == WindowPhase.OPENING or is_asked:
                 duties.append(
                     WorkDuty(
-                        task.id, Action.OPEN, number, window.deadline_ms, 0, window.proof.state_root_in,
-                        window.proof.leaves_blob, window.sampled, False,
+                        task.id, Action.SERVE if is_asked else Action.OPEN, number, window.deadline_ms, 0,
+                        window.proof.state_root_in, window.proof.leaves_blob,
+                        window.missed if is_asked else window.sampled, False,
                     )
                 )  # fmt: skip
         if task.worker == worker:
             duties += _work(state, task, parameters)
-    return sorted(duties, key=lambda duty: (duty.action != Action.OPEN, duty.deadline_ms, duty.task, duty.window))
+    answers = (Action.OPEN, Action.SERVE)
+    return sorted(duties, key=lambda duty: (duty.action not in answers, duty.deadline_ms, duty.task, duty.window))
 
 
 def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[WorkDuty]:

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 TASK_LIMIT_BYTES: Final = 8 * 1024
-WINDOW_LIMIT_BYTES: Final = 48 * 1024
+WINDOW_LIMIT_BYTES: Final = 60 * 1024
 HISTORY_LIMIT_BYTES: Final = 256
 HISTORY_PAGE: Final = 256
 REPORT_LIMIT_BYTES: Final = 256
@@ -157,7 +157,9 @@ class WindowRecord(NamedTuple):
     """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
 
     ``height`` is that of the block whose proof, doubt or lack of verdicts asks for the next draw. ``verifiers``
-    judge first. ``jurors`` try to fetch and re-run ``disputed``: a segment that a verifier could not fetch, or -1.
+    judge first. ``jurors`` try to fetch and re-run ``missed``: segments that a verifier could not fetch.
+    ``unserved`` is 0, 1 while the worker is asked to serve them after a jury could not fetch them either, and
+    above that 1 more than the jurors of that jury, which was enlarged.
     ``used`` are the machines drawn so far and their operators: none of them is drawn again.
     ``seen`` are segments that were opened in an earlier round of verdicts, of which none stood.
     ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
@@ -181,7 +183,8 @@ class WindowRecord(NamedTuple):
     sampled: tuple[int, ...]
     verifiers: tuple[Seat, ...]
     opened: tuple[Opened, ...]
-    disputed: int
+    missed: tuple[int, ...]
+    unserved: int
     jurors: tuple[Seat, ...]
     used: tuple[bytes, ...]
     vacant: tuple[int, ...]
@@ -321,6 +324,7 @@ def _window(value: Any) -> WindowRecord:
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
     fields["seen"] = tuple(items_of(fields["seen"], *[int] * len(fields["seen"])))
     fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
+    fields["missed"] = tuple(items_of(fields["missed"], *[int] * len(fields["missed"])))
     fields["rerun"] = tuple(items_of(fields["rerun"], *[int] * len(fields["rerun"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
     return WindowRecord(**fields)

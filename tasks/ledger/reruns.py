@@ -14,14 +14,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.dispute.game import Side
-from tasks.ledger.disputes import DisputeEnding, DisputeRecord, load_docket, save_docket
+from tasks.ledger.disputes import (
+    Challenger,
+    DisputeEnding,
+    DisputeRecord,
+    load_docket,
+    load_seal,
+    save_docket,
+)
 from tasks.ledger.dockets import end_dispute, silent_disputes
 from tasks.ledger.games import go_on, lose_bond, lose_challenge, open_games, void_silent
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Seat, WindowRecord
 from tasks.ledger.seats import agrees, finding_of
+from tasks.ledger.serving import lose_unserved
 from tasks.ledger.settlement import pay_jurors, pay_rerun
+from tasks.ledger.stakes import return_challenge
 from tasks.proofs import Code, Finding
 
 __all__ = ["RERUN_SEATS", "agreed", "needs_agreement", "settle_rerun"]
@@ -90,7 +99,7 @@ def _go_on(case: Case, number: int, seats: Sequence[Seat], *, had_jury: bool) ->
     games of verifiers, and before those of jurors.
     """
     window = case.window(number)
-    jurors = tuple(seats) if window.disputed < 0 or had_jury else ()
+    jurors = tuple(seats) if not window.missed or had_jury else ()
     rounds = load_docket(case.state, window.task, number).rounds
     window = window._replace(rerun=(), jurors=jurors, draws=rounds)
     case.put_window(window)
@@ -114,8 +123,25 @@ def _settle_silent(case: Case, number: int, found: tuple[Finding, ...]) -> None:
             lies.append(dispute)
     if lies:
         lose_bond(case, case.window(number), lies[0], DisputeEnding.RERUN_WRONG)
+    elif any(finding.code is Code.UNAVAILABLE for finding in found):
+        lose_unserved(case, number)  # it had a day to answer
+    elif window.missed:
+        _ask_jury(case, number)
     else:
         void_silent(case, number)
+
+
+def _ask_jury(case: Case, number: int) -> None:
+    """Have a jury say whether what a verifier missed can be fetched; a false challenge is no way around that."""
+    window = case.window(number)
+    for dispute in silent_disputes(case, window):
+        end_dispute(case, case.window(number), dispute, DisputeEnding.ACCUSED_SILENT)
+        if dispute.kind is Challenger.OUTSIDER:
+            seal = load_seal(case.state, window.task, number, dispute.seal)
+            return_challenge(case, window, dispute.seal, seal)
+    rounds = load_docket(case.state, window.task, number).rounds
+    case.put_window(case.window(number)._replace(rerun=(), jurors=(), draws=rounds))
+    go_on(case, number, Reason.CHALLENGES_LOST)
 
 
 def _contradicts(finding: Finding, dispute: DisputeRecord) -> bool:

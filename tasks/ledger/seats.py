@@ -11,7 +11,7 @@ from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
-from tasks.proofs import Finding
+from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -23,9 +23,11 @@ __all__ = [
     "differs",
     "dismiss",
     "finding_of",
+    "has_fetched",
     "has_verdict",
     "is_checked",
     "is_jury",
+    "missed_by",
     "seal_time",
     "seats_of",
     "segments_to_check",
@@ -109,6 +111,18 @@ def has_verdict(window: WindowRecord) -> bool:
     )
 
 
+def missed_by(seats: Sequence[Seat]) -> tuple[int, ...]:
+    """Return the segments that one of ``seats`` could not fetch."""
+    found = (finding for seat in seats for finding in seat.findings or ())
+    return tuple(sorted({finding.segment for finding in found if finding.code == Code.UNAVAILABLE}))
+
+
+def has_fetched(window: WindowRecord, seat: Seat) -> bool:
+    """Tell whether a seat could fetch and run all segments that were missed."""
+    found = (finding_of(seat, segment) for segment in window.missed)
+    return all(finding is not None and finding.is_computed for finding in found)
+
+
 def is_jury(window: WindowRecord) -> bool:
     """Tell whether jurors check the window now."""
     return window.phase in JURY_PHASES
@@ -130,7 +144,7 @@ def segments_to_check(window: WindowRecord) -> tuple[int, ...]:
     """Return what the seats check now."""
     if window.phase in DELIVERY_PHASES:
         return (window.proof.segments - 1,)
-    return window.rerun or (window.disputed,) if is_jury(window) else window.sampled
+    return window.rerun or window.missed if is_jury(window) else window.sampled
 
 
 def check_time(case: Case, window: WindowRecord) -> SealTime:

@@ -545,12 +545,16 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
 
 
 def juror_fee(window: WindowRecord) -> int:
-    """Return what a juror earns for the one segment that it re-runs, or for each where a worker was silent."""
-    return window.fee // max(1, len(window.sampled)) * max(1, len(window.rerun))
+    """Return what a juror earns for the segments that it re-runs: a verifier's fee covers the sampled ones."""
+    return _segment_fee(window) * max(1, len(window.rerun or window.missed))
+
+
+def _segment_fee(window: WindowRecord) -> int:
+    return window.fee // max(1, len(window.sampled))
 
 
 def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
-    """Pay jurors for the one segment that they re-ran, ``juror_fee`` each whichever way they decided.
+    """Pay jurors for the segments that they re-ran, ``juror_fee`` each whichever way they decided.
 
     Whoever is ``blamed`` for the argument pays: the window's worker as for the verifiers of a void window, others
     out of the bonds of their machines; the check fund where nobody is, or that is used up.
@@ -579,12 +583,12 @@ def pay_rerun(case: Case, window: WindowRecord) -> None:
 
 def delivery_fees(window: WindowRecord, parameters: TaskParameters) -> int:
     """Return what a requester puts down for the machines that try to fetch a result: a juror's fee for each."""
-    return parameters.jury * max(juror_fee(window), parameters.check_fee_min)
+    return parameters.jury * max(_segment_fee(window), parameters.check_fee_min)
 
 
 def pay_delivery(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
     """Pay the machines that tried to fetch a result: its worker does if it is ``blamed``, else the requester."""
-    fee = max(juror_fee(window), case.parameters.check_fee_min)
+    fee = max(_segment_fee(window), case.parameters.check_fee_min)
     sources = [*_blamed_sources(window.worker if blamed else b""), *_BUDGET]
     _pay_evenly(case, sources, addresses, fee * len(addresses), Purpose.JUROR_FEE, window.number)
 

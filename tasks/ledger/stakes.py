@@ -198,10 +198,10 @@ def share_lie(
     vault.burn(Pool.BOND, parts.burned, Purpose.LIE_PROVEN, owner=owner, subject=window.number)
 
 
-def burn_rest(case: Case, window: WindowRecord) -> None:
-    """Burn what is left of a liar's bond after the checks of its windows were paid."""
+def burn_rest(case: Case, window: WindowRecord, purpose: Purpose = Purpose.LIE_PROVEN) -> None:
+    """Burn what is left of a worker's bond after the checks of its void windows were paid."""
     rest = worker_bond(case, window)
-    case.vault.burn(Pool.BOND, rest, Purpose.LIE_PROVEN, owner=window.worker, subject=window.number)
+    case.vault.burn(Pool.BOND, rest, purpose, owner=window.worker, subject=window.number)
 
 
 def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) -> None:

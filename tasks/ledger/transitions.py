@@ -60,6 +60,7 @@ from tasks.ledger.proving import submit_window
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
+from tasks.ledger.serving_transitions import serving_rules
 from tasks.ledger.settlement import (
     bond_of,
     budget_of,
@@ -747,7 +748,8 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
-    of_case = *claim_rules(market.case), *dispute_rules(market.case), *custody_rules(market.case)
+    case = market.case
+    of_case = *claim_rules(case), *dispute_rules(case), *custody_rules(case), *serving_rules(case)
     others = *bond_rules(parameters), *of_case, *trial_rules(parameters)
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 

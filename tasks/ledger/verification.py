@@ -1,8 +1,7 @@
 """A window from its proof to its verdicts: draws, seals, reveals, the worker's opening, jury (market.md 7).
 
 A verifier that computed something else has a game (``games``). One that could not fetch what it needed does not
-decide: a jury of fresh verifiers tries to fetch and re-run the one segment in question. What a jury finds is no
-objective proof, so it costs the loser its pay, never its bond.
+decide: a jury of fresh verifiers tries to fetch and re-run the segments in question (``serving``).
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from tasks.ledger.dockets import proof_in, renew_docket
 from tasks.ledger.endings import accept, fail_unchecked, finalise
 from tasks.ledger.games import (
     SETTLES,
+    accuse_silent,
     check_leaf,
     go_on,
     is_contested,
@@ -55,11 +55,20 @@ from tasks.ledger.seats import (
     DELIVERY_PHASES,
     check_time,
     dismiss,
-    finding_of,
+    has_fetched,
     is_jury,
+    missed_by,
     seats_of,
     segments_to_check,
     with_seats,
+)
+from tasks.ledger.serving import (
+    ENLARGED_JURY,
+    first_jurors,
+    is_enlarged,
+    is_upheld,
+    lose_unserved,
+    wait_for_worker,
 )
 from tasks.ledger.settlement import (
     charge_of,
@@ -116,7 +125,8 @@ def prove(case: Case, proof: WindowProof) -> None:
         sampled=(),
         verifiers=(),
         opened=(),
-        disputed=-1,
+        missed=(),
+        unserved=0,
         jurors=(),
         used=(),
         vacant=(),
@@ -198,7 +208,7 @@ def _draw(case: Case, window: WindowRecord, waits: int = 0) -> bool:
     if window.rerun:
         if needs_agreement(case, window) and pool.operators < wanted:
             wanted = 0  # one alone decides nothing
-    elif is_jury(window) and min(wanted, pool.operators) % 2 == 0:
+    elif is_jury(window) and not is_enlarged(window) and min(wanted, pool.operators) % 2 == 0:
         wanted = min(wanted, pool.operators) - 1  # an even jury could tie
     if wanted <= 0 or not pool.operators:
         _redraw(case, window, case.now + case.parameters.draw_retry_ms)
@@ -229,6 +239,8 @@ def _seat(case: Case, window: WindowRecord, seed: bytes, nodes: Sequence[registr
         )  # fmt: skip
         _tell_drawn(case, window, Reason.VERIFIERS_DRAWN)
     else:
+        if is_enlarged(window):
+            seats = (*window.jurors, *seats)
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
     _ask(case, window, nodes)
 
@@ -281,14 +293,15 @@ def _payment(case: Case, window: WindowRecord, seats: int) -> _Payment:
     """Return what the check fund puts down for ``seats``.
 
     A verifier is paid the fee of the proof, and what gas costs above that. Jurors about a missing blob have their
-    fee beside. Who runs segments again because the worker was silent is paid out of its bond.
+    fee beside. Who runs segments again because the worker was silent is paid out of its bond, and so are jurors
+    that it asked for.
     """
     fee, gas_price, needed = window.fee, window.gas_price, window.reserve
     if window.phase == WindowPhase.PROVED:
         gas_price = max(gas_price, case.scope.block.base_fee)
         fee += CHECK_GAS * (gas_price - window.gas_price)
         needed = fee * seats
-    elif window.phase == WindowPhase.DOUBTED and not window.rerun:
+    elif window.phase == WindowPhase.DOUBTED and not window.rerun and not is_enlarged(window):
         needed = fee * len(window.verifiers) + juror_fee(window) * seats
     return _Payment(needed, fee, gas_price, gas_price > window.gas_price)
 
@@ -335,7 +348,7 @@ def _pool(case: Case, window: WindowRecord) -> _DrawPool:
 def _ask(case: Case, window: WindowRecord, nodes: Sequence[registry.NodeRecord]) -> None:
     """Ask a verdict of drawn machines, and give the window its time to seal."""
     time = check_time(case, window)
-    deadline_ms = case.now + time.total_ms
+    deadline_ms = case.now + _seal_ms(case, window)
     case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *_parties(nodes)), vacant=()))
     for node in nodes:
         owe(case.state, node.address, case.scope.block.height, time.owed_ms)
@@ -356,7 +369,7 @@ def decline_seat(case: Case, number: int, sender: bytes) -> None:
     seats = seats_of(window)
     if seats[at].seal:
         raise AlreadySealed(number)
-    drawn_ms = window.deadline_ms - check_time(case, window).total_ms
+    drawn_ms = window.deadline_ms - _seal_ms(case, window)
     if not window.vacant and case.now > drawn_ms + case.parameters.decline_seat_ms:
         raise DeclineTooLate(f"{case.now - drawn_ms} ms after the draw")
     if len(window.used) >= USED_MAX_TO_DECLINE:
@@ -369,6 +382,12 @@ def decline_seat(case: Case, number: int, sender: bytes) -> None:
     case.put_window(window)
     _schedule(case, window, vacant[-1])
     case.scope.emit(SEAT_DECLINED(window.task, number, sender))
+
+
+def _seal_ms(case: Case, window: WindowRecord) -> int:
+    """Return the time to seal. An enlarged jury has more: a line that is cut for minutes shall cost no bond."""
+    extra_ms = case.parameters.opening_extra_ms if is_jury(window) and is_enlarged(window) else 0
+    return check_time(case, window).total_ms + extra_ms
 
 
 def _fill_seats(case: Case, window: WindowRecord, waits: int = 0) -> None:
@@ -398,6 +417,8 @@ def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
 
 def _wanted(case: Case, window: WindowRecord) -> int:
     if is_jury(window):
+        if is_enlarged(window):
+            return ENLARGED_JURY - len(window.jurors)
         return RERUN_SEATS if window.rerun else case.parameters.jury
     return window.wanted
 
@@ -408,7 +429,8 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
     by_jury = is_jury(window)
     reason = Reason.DISPUTE_UNRESOLVED if by_jury else Reason.NO_VERIFIER
     if draws < case.parameters.draws_max:
-        seats: dict[str, Any] = {"jurors": ()} if by_jury else {"verifiers": ()}
+        kept = first_jurors(window) if is_enlarged(window) else ()
+        seats: dict[str, Any] = {"jurors": kept} if by_jury else {"verifiers": ()}
         case.advance_window(
             window.number, WindowEvent.REDRAW, reason, deadline_ms=deadline_ms, draws=draws,
             height=case.scope.block.height, **seats,
@@ -417,6 +439,8 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
         _end_demand(case, window, WindowEvent.FINALISE, Reason.DISPUTE_UNRESOLVED)
     elif window.rerun:
         settle_rerun(case, window.number, ())
+    elif is_enlarged(window) and by_jury:  # nobody is left to ask: as before the bond was at stake
+        void_window(case, window.number, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
     elif by_jury:
         void_window(case, window.number, WindowEvent.DROP, reason, blamed=b"")
     else:
@@ -547,14 +571,8 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
     if broken:
         note_break(case, number, sender, broken[0])
         return
-    missed = [
-        finding.segment
-        for seat in window.verifiers
-        for finding in seat.findings or ()
-        if finding.code == Code.UNAVAILABLE
-    ]
     window = window._replace(
-        opened=tuple(opened_of(opening) for opening in openings), disputed=min(missed, default=-1)
+        opened=tuple(opened_of(opening) for opening in openings), missed=missed_by(window.verifiers)
     )
     case.put_window(window)
     open_games(case, window, window.verifiers)
@@ -562,7 +580,7 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
 
 
 def _judge(case: Case, window: WindowRecord) -> None:
-    """Have the jury decide whether the disputed segment could be fetched; games decide what was computed."""
+    """Have the jury decide whether what was missed could be fetched; games decide what was computed."""
     if window.rerun:
         found = agreed(window) if needs_agreement(case, window) else ()
         if found is None:
@@ -570,28 +588,58 @@ def _judge(case: Case, window: WindowRecord) -> None:
         else:
             settle_rerun(case, window.number, found)
         return
-
-    def fetched(seat: Seat) -> bool:
-        finding = finding_of(seat, window.disputed)
-        return finding is not None and finding.is_computed
-
-    votes = [fetched(seat) for seat in window.jurors]
-    if 2 * sum(votes) == len(votes):
+    votes = [has_fetched(window, seat) for seat in window.jurors]
+    if 2 * sum(votes) == len(votes) and not is_enlarged(window):
         _redraw(case, window, case.now + 1)
         return
-    upheld = 2 * sum(votes) > len(votes)
-    right = [seat.address for seat, vote in zip(window.jurors, votes, strict=True) if vote == upheld]
-    blamed = _doubted(case, window) if upheld else (window.worker,)
-    # A verdict that did not stand earns no fee. Nobody is marked: whoever serves a blob chooses whom.
-    stood = tuple(seat for seat in window.verifiers if fetched(seat) == upheld)
+    upheld = is_upheld(window, sum(votes))
+    if not upheld and not is_enlarged(window):
+        wait_for_worker(case, window)
+    elif upheld:
+        _uphold(case, window)
+    else:
+        _reject_unserved(case, window)
+
+
+def _pay_jury(case: Case, window: WindowRecord, blamed: Sequence[bytes], *, upheld: bool) -> None:
+    """Pay the jurors that were right: whoever is ``blamed`` pays the first jury, the worker the one it asked for.
+
+    A verifier whose verdict did not stand earns no fee. Nobody is marked: whoever serves a blob chooses whom.
+    """
+    right = [seat.address for seat in window.jurors if has_fetched(window, seat) == upheld]
+    stood = tuple(seat for seat in window.verifiers if has_fetched(window, seat) == upheld)
     window = window._replace(verifiers=stood)
     case.put_window(window)
-    pay_jurors(case, window, right, blamed)
-    if upheld:
+    first = [address for address in right if address in (seat.address for seat in first_jurors(window))]
+    pay_jurors(case, window, first, blamed)
+    others = [address for address in right if address not in first]
+    if others:
+        pay_jurors(case, case.window(window.number), others, (window.worker,))
+
+
+def _uphold(case: Case, window: WindowRecord) -> None:
+    """Go on with a window whose missed segments could be fetched: with games of jurors that differ, if any."""
+    number = window.number
+    _pay_jury(case, window, _doubted(case, window), upheld=True)
+    window = case.window(number)._replace(unserved=0)
+    case.put_window(window)
+    if window.opened:
         open_games(case, window, window.jurors)
-        go_on(case, window.number, Reason.JURY_UPHELD)
-    else:
-        void_window(case, window.number, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
+    elif not accuse_silent(case, window, window.jurors) and not _has_games(case, window):
+        void_window(case, number, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
+        return
+    go_on(case, number, Reason.JURY_UPHELD)
+
+
+def _has_games(case: Case, window: WindowRecord) -> bool:
+    docket = load_docket(case.state, window.task, window.number)
+    return docket.games > docket.first_game
+
+
+def _reject_unserved(case: Case, window: WindowRecord) -> None:
+    """Take the bond of a worker that serves nobody what was missed."""
+    _pay_jury(case, window, (window.worker,), upheld=False)
+    lose_unserved(case, window.number)
 
 
 def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
@@ -600,11 +648,7 @@ def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
     Nobody can tell whether a verifier or the worker made that up: the one that such arguments follow is taken to
     be. New ones, and those whom they never follow, pay for none.
     """
-    doubting = [
-        seat.address
-        for seat in window.verifiers
-        if (finding := finding_of(seat, window.disputed)) is not None and finding.code == Code.UNAVAILABLE
-    ]
+    doubting = [seat.address for seat in window.verifiers if missed_by([seat])]
     theirs = [reputation.doubts_of(case.state, address) for address in doubting]
     its = reputation.doubts_of(case.state, window.worker)
     for address in (*doubting, window.worker):
@@ -696,6 +740,8 @@ def on_window_due(case: Case, number: int) -> None:
         settle_ended(case, number)
         return
     match window.phase:
+        case WindowPhase.DOUBTED if window.unserved == 1:  # its worker had its time
+            _reject_unserved(case, window)
         case WindowPhase.PROVED | WindowPhase.DOUBTED | WindowPhase.DEMANDED:
             _draw(case, window)
         case WindowPhase.DISPUTED:

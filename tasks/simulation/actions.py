@@ -32,6 +32,7 @@ from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.registration import operator_words
 from tasks.ledger.registry import NodeProfile, NodeRole
+from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -252,6 +253,10 @@ class Actions:
             opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])) for at in segments
         ]
         return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
+
+    def serve(self, sender: bytes, duty: WorkDuty) -> Action:
+        """Say that a window is served."""
+        return Action(sender, SERVE_WINDOW, [duty.task, duty.window])
 
     def move(self, sender: bytes, duty: DisputeDuty, move: Move) -> Action:
         """Make the move that is due in a dispute."""

@@ -67,7 +67,7 @@ def _audited(chance: float) -> Absent:
 _CHANCES: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.83)
 _PRICES: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 1.0)
 _HIDING: Final[Setting] = {
-    "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+    "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "answers": False, "serves_results": True,
 }  # fmt: skip
 
 

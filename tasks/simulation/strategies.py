@@ -176,6 +176,7 @@ def _withholding(stage: Stage, setting: Setting) -> Sequence[Agent]:
     worker.windows_share = float(setting["windows"])
     worker.segments_share = float(setting["segments"])
     worker.serves_checks, worker.serves_results = bool(setting["serves_checks"]), bool(setting["serves_results"])
+    worker.answers_missed = bool(setting["answers"])
     return [worker, *_friends(stage)]
 
 
@@ -524,11 +525,14 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "segments": (0.0, *PARTS),
             "serves_checks": BOTH,
             "serves_results": BOTH,
+            "answers": BOTH,
         },
         _withholding,
         known=tuple(
-            {"share": share, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True}
-            for share in (10, 45)
+            {"share": share, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+             "answers": answers}
+            for share in (10, 33, 45)
+            for answers in BOTH
         ),
     ),
     Strategy(

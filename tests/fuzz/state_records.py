@@ -98,7 +98,7 @@ def state_records(
 ) -> dict[str, StateRecord]:
     """Return every kind of record, by name."""
     window = _plain(
-        WindowRecord, task=TASK, number=3, proof=proof, sampled=(1, 2), used=(WHO,), disputed=-1,
+        WindowRecord, task=TASK, number=3, proof=proof, sampled=(1, 2), used=(WHO,), missed=(1,),
         verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
         opened=(Opened(1, b"b" * 32, b"s" * 32, b"p" * 32, 7),),
     )  # fmt: skip

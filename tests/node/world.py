@@ -41,6 +41,7 @@ PARAMETERS: Final = {
     "chain.steady_interval_ms_max": 10**12,
     "tasks.accept_ms": 3_000_000, "tasks.prepare_ms": 3_000_000, "tasks.window_grace_ms": 3_000_000,
     "tasks.replace_ms": 3_000_000, "tasks.seal_ms_min": 3_000_000, "tasks.reveal_ms": 3_000_000,
+    "tasks.serve_ms": 20_000,
     "tasks.presence_ms": 10**9, "tasks.registration_valid_ms": 10**12, "tasks.final_ms": 1_000,
     "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.draw_blocks": 2, "tasks.audit_bps": 10_000,
     "tasks.segments_per_sample": 1,

@@ -31,6 +31,7 @@ from tasks.ledger.queries import Action, CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.questions import diverged_in
 from tasks.ledger.records import TaskRecord, load_window
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
+from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CREATE_TASK,
@@ -84,7 +85,7 @@ QUICK: Final = TaskParameters(
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
     window_extra_ms=0,
     dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
-    call_ms=0, order_blocks=0, audit_bps=10_000, segments_per_sample=1, draw_blocks=2,
+    call_ms=0, order_blocks=0, serve_ms=20_000, audit_bps=10_000, segments_per_sample=1, draw_blocks=2,
 )  # fmt: skip
 
 
@@ -369,6 +370,8 @@ class World:
                 proof = proof_of(job, duty.task, duty.window, leaves)._replace(state_root_in=duty.state_root)
                 proof = self.proof(job, proof)
                 refusal = self.send(address, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+            case Action.SERVE:
+                refusal = self.send(address, SERVE_WINDOW, [duty.task, duty.window])
             case _:
                 leaves = self.published[duty.task, duty.window]
                 openings: list[Value] = [

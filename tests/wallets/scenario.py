@@ -68,6 +68,7 @@ WITHOUT_DISPUTE: Final = {
     "openChallenge": (("0", "0", NOWHERE, NOWHERE, "0", NOWHERE), "challenge_unknown"),
     "sealChallenge": ((NOWHERE,), "payment_missing"),
     "showBreak": (("0", LEAF), "wrong_phase"),
+    "serveWindow": ((), "wrong_phase"),
 }
 """Arguments after task and window, and why they are refused: the work of this network is not disputed."""
 _HASH: Final = bytes(32)

@@ -150,6 +150,9 @@ class Machine(Agent):
         """Tell whether it gives what it made to somebody who asks."""
         return True
 
+    answers_missed = True
+    """Whether it says that it serves what a jury could not fetch."""
+
     def leaves(self, view: View, duty: WorkDuty) -> Reason | None:
         """Return why it gives a task up where it stands, or None."""
         if duty.action == Asked.START and duty.task in self.off.withheld_inputs:
@@ -181,6 +184,8 @@ class Machine(Agent):
                 return [view.start(self.address, duty)]
             case Asked.COMPUTE:
                 return [] if duty.blocked else self._compute(view, duty)
+            case Asked.SERVE:
+                return [view.serve(self.address, duty)] if self.answers_missed else []
             case _:
                 return [view.open(self.address, self.made[duty.task, duty.window], duty.segments)]
 

@@ -29,6 +29,7 @@ from tasks.ledger import (
     claim_transitions,
     custody_transitions,
     dispute_transitions,
+    serving_transitions,
     transitions,
     trial_transitions,
 )
@@ -156,6 +157,7 @@ PAYLOADS = (
     payload(custody_transitions.CLAIM_KEYED, [claim_to_value(CLAIM), b"k" * 32, key_proof_to_value(KEY_PROOF)]),
     payload(custody_transitions.CLAIM_PLAIN, [plain_claim_to_value(PLAIN_CLAIM)]),
     payload(trial_transitions.ASK_TRIAL, []),
+    payload(serving_transitions.SERVE_WINDOW, [b"t" * 32, 1]),
     payload(trial_transitions.COMMIT_TRIAL, [5, b"r" * 32, 7]),
     payload(trial_transitions.SHOW_TRIAL, [[[1, b"b" * 32, b"a" * 32, [b"s" * 32], [b"s" * 32]]]]),
     payload(trial_transitions.JUDGE_TRIAL, [b"m" * 20, 1]),

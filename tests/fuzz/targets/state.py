@@ -277,6 +277,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                 )
             ),
             *(f"tasks.ledger.trial_transitions:_decode_{name}" for name in ("nothing", "commit", "show", "judge")),
+            "tasks.ledger.serving_transitions:_decode_serve",
             "tasks.trials:shown_from_value",
             "tasks.ledger.claim_transitions:_decode_input",
             "tasks.ledger.claim_transitions:_decode_diverged",

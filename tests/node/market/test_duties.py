@@ -250,7 +250,7 @@ async def rejected(world: World, market: Market) -> WindowRecord:
         await world.mint_until(is_void, timeout_s=120)
         nursery.cancel_scope.cancel()
     window = market.window(0)
-    assert window is not None and window.reason == Reason.WORK_REJECTED
+    assert window is not None and window.reason in (Reason.WORK_REJECTED, Reason.NOT_SERVED)
     return window
 
 

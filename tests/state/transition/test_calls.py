@@ -58,11 +58,12 @@ from tasks.ledger.custody_transitions import (
 )
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import DisputePhase, load_dispute
-from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
+from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.settlement import delivery_fees
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
@@ -194,6 +195,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     REVEAL_MISMATCH: st.builds(
         lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
     ),
+    SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
     ASK_TRIAL: st.just([]),
     COMMIT_TRIAL: st.builds(lambda root, amount: [9, root, amount], hashes, amounts),
     SHOW_TRIAL: st.builds(lambda before, after: [[[3, before, after, [after], []]]], hashes, hashes),
@@ -466,6 +468,12 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run(broken, until=lambda _: SHOW_BREAK in world.succeeded)
     world.machines = manners
     world.run(broken, until=lambda task: bool(task.excluded))
+
+    missed = world.create()
+    world.machines = dict.fromkeys(manners, Manners(blind=True))
+    world.run(missed, until=lambda _: SERVE_WINDOW in world.succeeded)
+    world.machines = manners
+    world.run(missed, until=lambda task: task.phase in ENDED)
 
     diverging = world.create(spec()._replace(init_root=diverging_root(4)))
     world.machines = dict.fromkeys(manners, Manners(claims=6))

@@ -21,6 +21,7 @@ from tasks.ledger import carriage, custody_records, parameters, records, registr
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeStatus
+from tasks.ledger.serving import ENLARGED_JURY
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK
 from tasks.ledger.verification import USED_MAX_TO_DECLINE
@@ -130,7 +131,7 @@ def largest_window() -> WindowRecord:
         Finding(255 - SAMPLED_MAX + at, Code.COMPUTED, b"p" * 32, b"s" * 32, (1 << 64) - 1)
         for at in range(SAMPLED_MAX)
     )
-    draws = most("draws_max")
+    draws, more = most("draws_max"), 3 * ENLARGED_JURY
     proof = proof_of(spec(), b"t" * 32, 0, leaves_of(spec(), 0, b"i" * 32))._replace(  # its decoder bounds it
         custody=((1 << 42) - 1, b"p" * 32, b"c" * 32),
         diverged=DIVERGED,
@@ -141,10 +142,11 @@ def largest_window() -> WindowRecord:
         sampled=(255,) * SAMPLED_MAX,
         opened=(Opened(255, b"b" * 32, b"s" * 32, b"p" * 32, (1 << 64) - 1),) * SAMPLED_MAX,
         verifiers=(Seat(b"v" * 20, b"s" * 32, findings),) * most("verifiers"),
-        jurors=(Seat(b"v" * 20, b"s" * 32, findings[:1]),) * most("jury"),
+        jurors=(Seat(b"v" * 20, b"s" * 32, findings),) * ENLARGED_JURY,
+        missed=(255,) * SAMPLED_MAX,
         # Machines and their operators, of all draws and of the seats that were declined.
-        used=(b"u" * 20,) * (3 * draws * (most("verifiers_sure") + most("jury")) + USED_MAX_TO_DECLINE),
-        vacant=(MANY,) * most("jury"),
+        used=(b"u" * 20,) * (3 * draws * (most("verifiers_sure") + most("jury")) + more + USED_MAX_TO_DECLINE),
+        vacant=(MANY,) * ENLARGED_JURY,
         seen=tuple(range(SEGMENTS_MAX)),
     )  # fmt: skip
     return WindowRecord(**fields)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_a_verifier_that_alone_could_not_fetch_earns_nothing_and_is_not_blamed()
     for name in range(110, 115):
         world.add_machine(name, roles=CHECK)
     world.run_to(task, Phase.SETTLED)
-    assert load_window(world.state, task, 0).disputed >= 0
+    assert load_window(world.state, task, 0).missed
     assert [bad_of(world, address) for address in (worker, *verifiers)] == [0, 0]
     assert verifiers[0] not in paid_for(world, task)
 
@@ -143,7 +143,7 @@ def test_a_result_that_no_juror_can_fetch_is_not_paid_and_is_no_mark_against_who
     world, task, worker, verifiers = drawn(BLIND, HONEST)
     for name in range(110, 115):
         world.add_machine(name, roles=CHECK, manners=BLIND)
-    world.run(task, until=lambda task: task.reason == Reason.WORK_REJECTED)
+    world.run(task, until=lambda task: task.reason == Reason.NOT_SERVED)
     assert load_window(world.state, task, 0).phase == WindowPhase.VOID
     assert worker not in paid_for(world, task) and verifiers[0] in paid_for(world, task)
     assert [bad_of(world, address) for address in (worker, *verifiers)] == [1, 0, 0]

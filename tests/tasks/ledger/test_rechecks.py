@@ -41,7 +41,7 @@ def test_the_next_round_runs_other_segments_with_other_machines() -> None:
     second = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
     assert [seat.address for seat in second.verifiers] == [honest] and friend in second.used
     assert second.seen == first.sampled and not set(second.sampled) & set(first.sampled)
-    assert (second.opened, second.disputed, second.jurors) == ((), -1, ()) and second.draws in (1, 2)
+    assert (second.opened, second.missed, second.jurors) == ((), (), ()) and second.draws in (1, 2)
     world.run_to(task, Phase.SETTLED)
     fees = {line.party for line in lines(world, task, Purpose.VERIFIER_FEE)}
     assert fees == {honest} and window_of(world, task).phase == WindowPhase.FINAL

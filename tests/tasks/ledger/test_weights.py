@@ -45,6 +45,7 @@ from tasks.ledger import (
     claim_transitions,
     custody_transitions,
     dispute_transitions,
+    serving_transitions,
     transitions,
     trial_transitions,
 )
@@ -171,7 +172,7 @@ def largest(kind: int) -> list[Value]:
             return [window_proof_to_value(proof._replace(step_from=1 << 31, step_to=1 << 31))]
         case transitions.SEAL_VERDICT:
             return [task, window, task]
-        case transitions.DECLINE_SEAT:
+        case transitions.DECLINE_SEAT | serving_transitions.SERVE_WINDOW:
             return [task, window]
         case dispute_transitions.MOVE:
             return [task, window, window, window, b"m" * MOVE_LIMIT_BYTES]
@@ -261,6 +262,15 @@ def check(dearest: dict[int, int]) -> None:
     assert {kind: calls for kind, calls in dearest.items() if 1000 * calls > CALLS_PER_1000_GAS * gas[kind]} == {}
 
 
+def play_unserved() -> None:
+    """A worker of whose window nobody gets anything answers, and loses its bond."""
+    world = World()
+    world.add_machine(1, roles=WORK)
+    for at in range(20):
+        world.add_machine(at + 100, roles=CHECK, manners=Manners(blind=True))
+    world.run(world.create(), until=lambda record: record.reason == Reason.NOT_SERVED)
+
+
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
     play_trials()
@@ -268,8 +278,9 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind
         play(seed)
-        if dearest.keys() == kinds:
+        if dearest.keys() == kinds - {serving_transitions.SERVE_WINDOW}:
             break
+    play_unserved()
     assert dearest.keys() == kinds
     check(dearest)
 
@@ -420,7 +431,7 @@ def test_the_last_word_of_a_jury_leaves_what_it_ends_to_the_end_of_the_block(dea
         )
 
     world.run(task, until=two_wait)
-    world.run(task, until=lambda record: record.reason == Reason.WORK_REJECTED)
+    world.run(task, until=lambda record: record.reason == Reason.NOT_SERVED)
     assert world.task(task).next_window == 0 and worker in world.task(task).excluded
     assert world.task(task).phase == Phase.DEGRADED
     assert dearest[SEAL_VERDICT] and 0 < dearest[REVEAL_VERDICT] < 1_500

@@ -263,14 +263,12 @@ def test_n6_a_third_of_the_bonds_gains_nothing_by_leading_blocks_and_skipping_th
     assert_forging_loses(score_of("dishonest leader", setting, 16), is_whole=True)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="+1.33 of a window's price in markets of four windows at 0.0024 DKB; it needs no machine",
-)
-def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows() -> None:
-    """A jury that fetches nothing proves no lie, so the bond is not at stake; cheap windows are rarely audited."""
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
+def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows(answers: bool) -> None:
+    """It gained 1.33 of a window's price: a jury that fetches nothing proves no lie. Now the bond is at stake."""
     setting: Setting = {
         "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+        "answers": answers,
     }  # fmt: skip
     assert gain("withholding worker", setting, CHEAP, 8) <= 0
 
@@ -284,6 +282,7 @@ def test_who_asks_nearly_nothing_does_not_pass_forged_windows_for_gas() -> None:
 def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> None:
     setting: Setting = {
         "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+        "answers": True,
     }  # fmt: skip
     assert gain("withholding worker", setting, DEAR, 8) <= 0
 
