@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -75,6 +76,7 @@ DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20
 WHOLE_CHECK_BLOCKS: Final = 16
 """Every so many blocks all escrows are checked against their whole bills; in between, those that it touched."""
+WORLDS_KEPT: Final = 8
 START_MS: Final = 1_700_000_000_000
 QUICK: Final = TaskParameters(
     presence_ms=10**12,
@@ -237,6 +239,7 @@ class World:
     """What outsiders sealed, by task, window and number."""
 
     def __post_init__(self) -> None:
+        MADE.append(self)
         self.rules = {rule.kind: rule for rule in rules(self.parameters, toy_question)}
         self._hooks = hooks(self.parameters, toy_question)
         self.fund(REQUESTER, 1_000_000 * DKB)
@@ -517,3 +520,7 @@ class World:
 
 def _received(value: Value) -> Value:
     return [_received(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+MADE: Final[deque[World]] = deque(maxlen=WORLDS_KEPT)
+"""The worlds that were made last: tests/tasks/conftest.py checks all escrows of each once its test has passed."""
