@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from resource import RUSAGE_SELF, getrusage
 from time import process_time
 from typing import Final
 
@@ -18,6 +19,8 @@ import numpy as np
 from node.bench import generate
 from node.bench.generate import made_up, smollm_file, torch_on_one_thread
 from node.bench.plain_tuning import Rows, plain_adamw, plain_gradients, plain_weights
+from tasks.dispute.contents import KEPT_BYTES
+from tasks.dispute.running import SegmentRun
 from tasks.engines.arrays import NumpyArrays
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning import Tuner, TuningPlan, first_state
@@ -49,8 +52,14 @@ _LINES: Final = b"""
 """  # noqa: E501
 
 
-def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, decode: int = 1) -> dict[str, float]:
-    """Measure and return the figures; without ``decode`` those of fine-tuning alone."""
+def run(
+    *, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, decode: int = 1, trace: int = 0,
+    kept_mib: int = KEPT_BYTES >> 20,
+) -> dict[str, float]:  # fmt: skip
+    """Measure and return the figures; without ``decode`` those of fine-tuning alone.
+
+    With ``trace`` those of a dispute about a step alone; ``kept_mib`` bounds what is kept of its tensors.
+    """
     file = smollm_file()
     model = made_up() if file is None else model_from_gguf(file)
     rows = _rows(_tokeniser(file), batch)
@@ -67,10 +76,12 @@ def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, dec
     )
     figures = {"real_weights": float(file is not None), "lora_tokens": float(batch * rows.length)}
     contents = model.contents()
+    plan = TuningPlan(job, FinetuneRates(_RATES), _SEED)
+    if trace:
+        return figures | trace_figures(plan, contents, rows, kept_mib)
     figures |= _errors(model, job, contents, rows)
     plain_s = _plain_s(model, job, rows, steps)
     figures["lora_plain_float32_ms"] = 1e3 * plain_s
-    plan = TuningPlan(job, FinetuneRates(_RATES), _SEED)
     figures["lora_units_per_step"] = float(plan.step_units)
     engines: dict[str, Callable[[], Arrays]] = {"numpy": NumpyArrays}
     if torch and find_spec("torch") is not None:
@@ -95,6 +106,35 @@ def run(*, batch: int = 4, steps: int = 3, tokens: int = 32, torch: int = 1, dec
         for name, value in generate.run(tokens=tokens, torch=torch).items():
             figures.setdefault(f"generate_{name}", value)
     return figures
+
+
+def trace_figures(
+    plan: TuningPlan, model: Mapping[str, bytes], rows: TokenRows, kept_mib: int
+) -> dict[str, float]:
+    """Return what a dispute about a step takes: hash all its tensors, and open those of one call."""
+    program = plan.program
+    segment = SegmentRun(
+        program, NumpyArrays(), seed=_SEED, state=first_state(plan).tensors, data=rows.contents, model=model,
+        step_from=0, steps=1, kept_states=1, kept_bytes=kept_mib << 20,
+    )  # fmt: skip
+    before_mib = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    started = process_time()
+    trace = segment.trace(0)
+    if trace.record(segment.record(0)) != segment.record(1):
+        raise AssertionError("the trace leads to another record than the segment")
+    _ = trace.trace_tree
+    hashed_s = process_time() - started
+    started = process_time()
+    largest = max(range(len(program.sources), len(program.types)), key=lambda at: program.types[at].size_bytes)
+    for tensor in (largest, *program.calls[largest - len(program.sources)].inputs):
+        trace.tree(tensor)
+    return {
+        "trace_tensors_mib": sum(kind.size_bytes for kind in program.types) / (1 << 20),
+        "trace_hash_s": hashed_s,
+        "trace_open_s": process_time() - started,
+        "trace_memory_before_mib": before_mib,
+        "trace_peak_memory_mib": getrusage(RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def _tokeniser(file: GgufFile | None) -> Tokeniser | None:

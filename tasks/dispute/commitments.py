@@ -5,7 +5,7 @@ A worker hashes its state at the end of a segment only. Where it stood after oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,10 @@ BITS_LIMIT: Final = 1 << 64
 TREES_KEPT: Final = 8
 """Trees of a trace that are kept, as many as a move opens tensors: all of a large step's take more memory than its
 tensors."""
+
+
+TREE_LEAVES_KEPT: Final = 1 << 20
+"""Leaves of the trees that are kept, unless one alone has more; a leaf takes 300 bytes."""
 
 
 class StepRecord(NamedTuple):
@@ -90,9 +94,10 @@ class StepTrace:
     """
 
     def __init__(
-        self, program: Program, step: int, contents: Sequence[bytes], store: int | None = None
+        self, program: Program, step: int, contents: Sequence[bytes], store: int | None = None,
+        roots: Mapping[int, bytes] | None = None,
     ) -> None:  # fmt: skip
-        """``step`` is the number of the step in the job, from 0."""
+        """``step`` is the number of the step in the job, from 0. ``roots`` are those that are known already."""
         if len(contents) != len(program.types):
             raise ValueError(f"{len(contents)} tensors, the program has {len(program.types)}")
         self.program = program
@@ -104,7 +109,7 @@ class StepTrace:
         """Numbers of the tensors whose roots make the trace, in order."""
         if store is not None:
             self.places, self.traced = diverged_places(program, store), range(len(program.sources), store)
-        self._roots: dict[int, bytes] = {}
+        self._roots = dict(roots or {})
         self._trees: dict[int, MerkleTree] = {}
 
     def root(self, tensor: int) -> bytes:
@@ -117,11 +122,15 @@ class StepTrace:
         """Return the tree over the leaves of a tensor; the last TREES_KEPT that were asked for are kept."""
         tree = self._trees.pop(tensor, None)
         if tree is None:
-            if len(self._trees) >= TREES_KEPT:
+            most = TREE_LEAVES_KEPT - self.program.types[tensor].leaves
+            while self._trees and (len(self._trees) >= TREES_KEPT or self._tree_leaves() > most):
                 del self._trees[next(iter(self._trees))]
             tree = MerkleTree(leaves_of(self.program.types[tensor], self.contents[tensor]))
         self._trees[tensor] = tree
         return tree
+
+    def _tree_leaves(self) -> int:
+        return sum(self.program.types[tensor].leaves for tensor in self._trees)
 
     @cached_property
     def trace_leaves(self) -> list[bytes]:

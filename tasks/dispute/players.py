@@ -235,9 +235,7 @@ class Challenger:
         own = self._witness.trace(game.step)
         served = self._served_view(game)
         if served is not None:
-            differing = (
-                number for number in range(len(own.places)) if own.contents[number] != served.contents[number]
-            )
+            differing = (number for number in range(len(own.places)) if own.root(number) != served.root(number))
             tensor = next(differing, None)
             if tensor is None:
                 raise NoMove("the disputed step is right: there is nothing to name")

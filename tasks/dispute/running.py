@@ -12,6 +12,7 @@ from typing import Final
 
 from state.primitives.hashing import digest
 from tasks.dispute.commitments import SegmentWitness, StepRecord, StepTrace
+from tasks.dispute.contents import KEPT_BYTES, TraceContents
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.divergence import Divergence, diverged_root, extend_diverged
 from tasks.programs.errors import StoreDiverged
@@ -51,7 +52,7 @@ class SegmentRun:
         self, program: Program, arrays: Arrays, *, seed: bytes, state: Mapping[str, bytes],
         data: Mapping[str, bytes], step_from: int, steps: int, model: Mapping[str, bytes] | None = None,
         secret: bytes | None = None, claimed: Divergence | None = None, kept_states: int = KEPT_STATES_MAX,
-        on_step: Callable[[int], None] | None = None,
+        on_step: Callable[[int], None] | None = None, kept_bytes: int = KEPT_BYTES,
     ) -> None:  # fmt: skip
         """Run it. ``state``, ``data`` and ``model`` are contents of tensors by name.
 
@@ -65,13 +66,14 @@ class SegmentRun:
         ends with what a worker commits to then, whatever store it is.
 
         ``on_step`` hears the number of steps done after each. What it raises ends the run. ``kept_states`` is 1 at
-        least: the first is always kept.
+        least: the first is always kept. ``kept_bytes`` bounds the contents of a trace that are held.
         """
         self.program, self.step_from, self.steps = program, step_from, steps
         self._arrays, self._seed = arrays, seed
         self._runner = Runner(program, arrays)
         self._data = self._runner.load(SourceKind.DATA, data)
         self._model = self._runner.load(SourceKind.MODEL, model or {})
+        self._kept_bytes = kept_bytes
         self._every = -(-steps // min(kept_states, KEPT_STATES_MAX))
         self._mark = None if secret is None else _mark(secret)
         self._work, self._losses = [WORK_START], [0]
@@ -172,8 +174,11 @@ class SegmentRun:
             store = self._claimed.store
             # Nobody opens what an accused has from its store on; a challenger's mark is its own.
             mark = mark if mark is not None or self.divergence is None else _NO_MARK
-        contents = self._runner.trace(sources, Context(step, self._seed), mark)
-        return StepTrace(self.program, step, contents, store)
+        context = Context(step, self._seed)
+        contents = TraceContents(
+            self.program, lambda wanted: self._runner.contents(sources, context, mark, wanted), self._kept_bytes
+        )
+        return StepTrace(self.program, step, contents, store, contents.roots)
 
     def witness(self) -> SegmentWitness:
         """Return what this machine can show in a dispute.

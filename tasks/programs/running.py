@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -182,26 +182,45 @@ class Runner:
         With ``mark``, 4 bytes, a diverged store has these where no value is right, and what follows from it is
         all zeros. Otherwise raises StoreDiverged.
         """
+        return [content for _, content in self.contents(sources, context, mark)]
+
+    def contents(
+        self, sources: Sequence[Array], context: Context, mark: bytes | None = None, wanted: Set[int] | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield number and content of the tensors of one step, of all or of those ``wanted``. See ``trace``.
+
+        It runs no further than to the last that is wanted, and holds no tensor after the last call that reads it.
+        """
         tensors, kinds = self._tensors(sources), self._program.types
-        contents = [content_of(self._arrays, kind, tensor) for kind, tensor in zip(kinds, sources, strict=False)]
+        last = len(kinds) - 1 if wanted is None else max(wanted, default=-1)
+
+        def asked(number: int) -> bool:
+            return wanted is None or number in wanted
+
+        for number, tensor in enumerate(sources):
+            if asked(number):
+                yield number, content_of(self._arrays, kinds[number], tensor)
         marked: set[int] = set()
-        for number, job in enumerate(self._jobs, len(sources)):
+        for number, job in enumerate(self._jobs[: max(last + 1 - len(sources), 0)], len(sources)):
             if not marked.isdisjoint(job.inputs):
                 marked.add(number)
-                contents.append(bytes(kinds[number].size_bytes))
+                if asked(number):
+                    yield number, bytes(kinds[number].size_bytes)
             else:
                 try:
                     tensors[number] = self._one(job, tensors, context, number)
-                    contents.append(content_of(self._arrays, kinds[number], tensors[number]))
                 except StoreDiverged:
                     if mark is None:
                         raise
                     marked.add(number)
-                    values = content_of(self._arrays, kinds[job.inputs[0]], tensors[job.inputs[0]])
-                    contents.append(diverged_content(values, job.attributes[0], mark))
+                    if asked(number):
+                        values = content_of(self._arrays, kinds[job.inputs[0]], tensors[job.inputs[0]])
+                        yield number, diverged_content(values, job.attributes[0], mark)
+                else:
+                    if asked(number):
+                        yield number, content_of(self._arrays, kinds[number], tensors[number])
             for read in job.last:  # the contents alone may be gigabytes
                 tensors[read] = None
-        return contents
 
     def diverged(self, sources: Sequence[Array], context: Context) -> DivergedStep:
         """Return where a step diverged, which ``run`` has found. Each result is hashed, and held no longer."""

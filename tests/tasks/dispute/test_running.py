@@ -11,6 +11,7 @@ import pytest
 
 from tasks.dispute import running
 from tasks.dispute.commitments import start_record
+from tasks.dispute.contents import KEPT_BYTES, SMALL_BYTES, TraceContents
 from tasks.dispute.running import KEPT_STATES_MAX, SegmentRun
 from tasks.programs.tensors import TensorType, tensor_root
 from tests.tasks.dispute.liars import Job
@@ -61,6 +62,44 @@ def test_a_trace_takes_little_more_memory_than_its_tensors() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.5 * sum(map(len, trace.contents))
+
+
+def test_contents_that_are_computed_again_are_those_that_are_kept() -> None:
+    program = program_for(DATA, (DATA.columns, 64, DATA.classes), "relu", 32)
+    kept, computed = (
+        SegmentRun(
+            program, ARRAYS, seed=SEED, state=first_state(program), data=contents_of(DATA), step_from=5, steps=1,
+            kept_bytes=kept_bytes,
+        ).trace(0)
+        for kept_bytes in (KEPT_BYTES, 20_000)
+    )  # fmt: skip
+    large = [number for number, content in enumerate(kept.contents) if len(content) > SMALL_BYTES]
+    assert len(large) > 10
+    assert (computed.trace_tree.root, computed.after_tree.root) == (kept.trace_tree.root, kept.after_tree.root)
+    Random(5).shuffle(large)
+    for number in large:
+        assert computed.contents[number] == kept.contents[number]
+        assert computed.tree(number).root == kept.root(number)
+        assert isinstance(computed.contents, TraceContents)
+    assert list(computed.contents) == list(kept.contents)
+    assert computed.contents[2:9] == kept.contents[2:9]
+    assert computed.contents[-1] == kept.contents[-1]
+
+
+def test_a_trace_that_keeps_little_takes_little_memory() -> None:
+    program = program_for(DATA, (DATA.columns, 64, 64, 64, DATA.classes), "silu", 16)
+    state = first_state(program)
+    segment = SegmentRun(
+        program, ARRAYS, seed=SEED, state=state, data=contents_of(DATA), step_from=5, steps=1, kept_bytes=0
+    )
+    tracemalloc.start()
+    trace = segment.trace(0)
+    assert trace.record(segment.record(0)) == segment.record(1)
+    largest = max(range(len(program.types)), key=lambda number: program.types[number].size_bytes)
+    assert trace.tree(largest).root == trace.root(largest)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.5 * sum(kind.size_bytes for kind in program.types)
 
 
 @pytest.mark.parametrize("kept", [1, 2, 16, 100])
