@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -120,6 +121,13 @@ class Network:
             os.close(handle)
         return status, said
 
+    def interrupt(self) -> int:
+        """End the network as Ctrl-C does and return its exit status. Its folder must be free then."""
+        status, said = self.end(signal.SIGINT)
+        assert "Traceback" not in said, said
+        check_free(self.root)
+        return status
+
     @property
     def is_up(self) -> bool:
         return self._process is not None
@@ -182,6 +190,16 @@ class Network:
             root = self.block(name, height + 1)["parent_state_root"]
             assert root.removeprefix("0x") == status["state_root"], name
         return height
+
+
+def check_free(root: Path) -> None:
+    """Check that no lock of a network is held and no socket is left."""
+    for lock in (root / "lock", *root.glob("*/data/chain/LOCK"), *root.glob("*/data/guard/*.lock")):
+        with lock.open("r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not [path for path in root.rglob("*") if path.is_socket()]
+    assert not list(root.glob("*/run/ready.json"))
 
 
 def is_alive(handle: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import socket
@@ -10,44 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.network import Network, dekube, network, wait_for
+from tests.cluster.network import Network, check_free, dekube, network, parameters, wait_for
 from tests.cluster.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 
-
-def check_free(root: Path) -> None:
-    """No lock is held and no socket left."""
-    for lock in (root / "lock", *root.glob("*/data/chain/LOCK"), *root.glob("*/data/guard/*.lock")):
-        with lock.open("r+") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not [path for path in root.rglob("*") if path.is_socket()]
-    assert not list(root.glob("*/run/ready.json"))
-
-
-def interrupted(net: Network, number: int = signal.SIGINT) -> int:
-    status, said = net.end(number)
-    assert "Traceback" not in said, said
-    check_free(net.root)
-    return status
+SMALL = ("--validators", "3", "--workers", "1", *parameters(10_000), "--parameter", "tasks.call_ms=0")
+"""The fewest members that a task waits for: one machine that works and four that check, itself among them."""
 
 
 def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "net"
-    with network(root) as net:
+    with network(root, *SMALL) as net:
         net.start()  # during the start: members are on their way up
         wait_for((root / "validator-1" / "log").exists, "the first members start")
-        assert interrupted(net) == 128 + signal.SIGINT
+        assert net.interrupt() == 128 + signal.SIGINT
 
         net.start()  # during the task
         net.wait_up()
         wait_for(lambda: net.height("validator-0") >= 3, "blocks")
-        wait_for(lambda: any(net.status(f"worker-{i}")["jobs"] for i in (0, 1)), "the task runs")
+        wait_for(lambda: net.status("worker-0")["jobs"], "the task runs")
         height = net.height("validator-0")
-        assert interrupted(net) == 128 + signal.SIGINT
+        assert net.interrupt() == 128 + signal.SIGINT
 
-        net.options = ("--no-task",)
+        net.options = (*SMALL, "--no-task")
         net.start()  # idle
         net.wait_up()
         assert net.height("validator-0") >= height
@@ -55,16 +40,12 @@ def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> Non
         check_second_supervisor(net)
         check_verbs(net)
         height = net.height("validator-0")
-        assert interrupted(net) == 0
-
-        net.start()
-        net.wait_up()
-        assert net.height("validator-0") >= height
         assert net.end(signal.SIGKILL)[0] == -signal.SIGKILL
 
         net.start()  # at once: what was killed may still hold its ports
         net.wait_up()
-        net.wait_height("worker-1", height + 2)
+        assert net.height("validator-0") >= height
+        net.wait_height("worker-0", height + 2)
         net.check_agreement("validator-0", "validator-1", "worker-0")
         done = dekube("testnet", "down", "--dir", root, "--json")
         assert (done.returncode, json.loads(done.stdout)) == (0, {"ended": str(root)})
@@ -80,13 +61,13 @@ def check_second_supervisor(net: Network) -> None:
 
 def check_verbs(net: Network) -> None:
     rows = net.verb("list")
-    assert len(rows) == 7 and {row["state"] for row in rows} == {"running"}
+    assert len(rows) == 5 and {row["state"] for row in rows} == {"running"}
     rows = net.verb("stop", "worker-0")
     stopped = next(row for row in rows if row["name"] == "worker-0")
     assert (stopped["state"], stopped["pid"]) == ("stopped", None)
-    rows = net.verb("kill", "worker-1")
-    assert next(row for row in rows if row["name"] == "worker-1")["state"] == "killed"
-    for name in ("worker-0", "worker-1"):
+    rows = net.verb("kill", "relay-0")
+    assert next(row for row in rows if row["name"] == "relay-0")["state"] == "killed"
+    for name in ("relay-0", "worker-0"):
         rows = net.verb("restart", name)
         assert next(row for row in rows if row["name"] == name)["state"] == "running"
     done = dekube("testnet", "kill", "nobody", "--dir", net.root)
