@@ -48,6 +48,8 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "tasks.accept_ms": 30_000,
     "tasks.prepare_ms": 60_000,
     "tasks.window_grace_ms": 120_000,
+    "tasks.window_extra_ms": 60_000,
+    "tasks.opening_extra_ms": 60_000,
     "tasks.replace_ms": 60_000,
     "tasks.cool_down_ms": 10_000,
     "tasks.draw_retry_ms": 2_000,
