@@ -50,6 +50,7 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "tasks.window_grace_ms": 120_000,
     "tasks.window_extra_ms": 60_000,
     "tasks.opening_extra_ms": 60_000,
+    "tasks.serve_ms": 60_000,
     "tasks.replace_ms": 60_000,
     "tasks.cool_down_ms": 10_000,
     "tasks.draw_retry_ms": 2_000,

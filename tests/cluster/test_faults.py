@@ -53,7 +53,8 @@ class Fault(NamedTuple):
 
 PARAMETERS: Final[Mapping[str, int]] = {
     "prepare_ms": 900_000, "window_grace_ms": 600_000, "seal_ms_min": 600_000, "reveal_ms": 120_000,
-    "audit_bps": 10_000, "verifiers": 2, "verifiers_sure": 2,
+    "window_extra_ms": 3_600_000, "opening_extra_ms": 14_400_000, "serve_ms": 86_400_000, "audit_bps": 10_000,
+    "verifiers": 2, "verifiers_sure": 2,
 }  # fmt: skip
 """Two verifiers audit each window, so that one is not the gateway that is asked here. Deadlines are those of a
 chain for everybody: a machine may hang for minutes."""
