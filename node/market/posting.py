@@ -110,7 +110,7 @@ def say_input(kept: Custody) -> str:
     signed, drawn = len(kept.custodians), len(kept.document["drawn"])
     match kept.phase:
         case "kept":
-            return f"{signed} machines keep the data set: its requester may be offline"
+            return f"custody of the data set stands, signed by {signed}: its requester may be offline"
         case "signing":
             return f"{signed} of {signed + drawn} drawn machines signed for the data set: the task waits for them"
         case _:

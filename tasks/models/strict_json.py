@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 
-__all__ = ["JsonFault", "read_object"]
+__all__ = ["DEPTH_MAX", "JsonFault", "read_object"]
+
+DEPTH_MAX: Final = 64
+"""Objects and lists within each other. The library's parser recurses in C: where another library has raised the
+process's limit of recursion, a deeper text would end the process."""
+_NESTING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A string as a whole, closed or not, or a bracket. It never goes back, so a text takes time by its length."""
 
 
 class JsonFault(ValueError):
@@ -18,6 +25,7 @@ class JsonFault(ValueError):
 
 def read_object(text: str) -> dict[str, Any]:
     """Return the one JSON object of a text. Raises JsonFault."""
+    _check_depth(text)
     try:
         found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
     except json.JSONDecodeError as error:
@@ -27,6 +35,18 @@ def read_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise JsonFault(f"a JSON object expected, not {type(found).__name__}", 1, 1)
     return found
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for found in _NESTING.finditer(text):
+        mark = text[found.start()]
+        if mark in "[{":
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise JsonFault(f"not valid JSON here: more than {DEPTH_MAX} objects and lists within each other")
+        elif mark in "]}":
+            depth -= 1
 
 
 def _no_constant(name: str) -> Any:

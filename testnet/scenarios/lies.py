@@ -6,7 +6,7 @@ another, and a liar plays its game as well as a liar can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,7 @@ def changed(content: bytes) -> bytes:
 
 def install() -> None:
     """Make every program of this process compute the lie."""
-    run, trace = Runner.run, Runner.trace
+    run, contents = Runner.run, Runner.contents
 
     def lying_run(self: Runner, sources: Sequence[Array], context: Context) -> StepResult:
         result = run(self, sources, context)
@@ -45,17 +45,16 @@ def install() -> None:
         false = load_tensor(arrays, kind, changed(content_of(arrays, kind, result.stores[TENSOR])))
         return result._replace(stores=result.stores | {TENSOR: false})
 
-    def lying_trace(
-        self: Runner, sources: Sequence[Array], context: Context, mark: bytes | None = None
-    ) -> list[bytes]:
-        contents = trace(self, sources, context, mark)
-        if context.step % EVERY == OFFSET:
-            number = _inside(self)[0].stores[TENSOR]
-            contents[number] = changed(contents[number])
-        return contents
+    def lying_contents(
+        self: Runner, sources: Sequence[Array], context: Context, mark: bytes | None = None,
+        wanted: Set[int] | None = None,
+    ) -> Iterator[tuple[int, bytes]]:  # fmt: skip
+        false = _inside(self)[0].stores[TENSOR] if context.step % EVERY == OFFSET else None
+        for number, content in contents(self, sources, context, mark, wanted):
+            yield number, changed(content) if number == false else content
 
     Runner.run = lying_run  # type: ignore[method-assign]
-    Runner.trace = lying_trace  # type: ignore[method-assign]
+    Runner.contents = lying_contents  # type: ignore[method-assign]
 
 
 def _inside(runner: Runner) -> tuple[Program, Arrays]:

@@ -309,7 +309,7 @@ def create(
     impossible also if no machine meets its requirements.
 
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
-    worker. With --holders that many machines keep shares of the key, and drawn machines keep the data set. Then it
+    worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
     may be offline after this command. For a public task --keep-input does the same.
 
     \b

@@ -256,7 +256,7 @@ def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machin
             ask.finish(task)
     else:
         ask.finish(task)
-        assert "2 machines keep the data set" in capsys.readouterr().err
+        assert "custody of the data set stands, signed by 2" in capsys.readouterr().err
     asked: tuple[int, list[Any]] = (KEEP_INPUT, [task, *job.commitment, 5])
     assert gateway.sent == [(ASK_CUSTODY, [task, job.key_root, 1, 99]), *[asked] * min(good, 3)]
 

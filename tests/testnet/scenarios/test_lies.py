@@ -24,7 +24,7 @@ KNOWN = SegmentWitness(RECORDS.__getitem__, TRACES.__getitem__)
 def lying(monkeypatch: pytest.MonkeyPatch) -> SegmentRun:
     """The same segment as a liar computes it."""
     monkeypatch.setattr(Runner, "run", Runner.run)  # both come back after the test
-    monkeypatch.setattr(Runner, "trace", Runner.trace)
+    monkeypatch.setattr(Runner, "contents", Runner.contents)
     lies.install()
     return JOB.run(ARRAYS)
 
