@@ -90,6 +90,8 @@ class Market:
 
     def __init__(self, world: World, *machines: Machine) -> None:
         self.world, self.machines, self.task = world, machines, b""
+        self.unconnected: set[Machine] = set()
+        """Machines whose network is started later, if ever."""
 
     async def start(self, nursery: trio.Nursery, spec: JobSpec, content: bytes = BLOB) -> None:
         """Start the networks, put the data set everywhere, register, post the task; nobody does duties yet.
@@ -97,7 +99,8 @@ class Market:
         ``content`` is what the job names as its data set.
         """
         for machine in self.machines:
-            await nursery.start(machine.network.run)
+            if machine not in self.unconnected:
+                await nursery.start(machine.network.run)
             assert machine.network.blobs is not None
             blob = machine.network.blobs.add(content)
             machine.network.blobs.pin(blob)
