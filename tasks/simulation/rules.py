@@ -122,6 +122,20 @@ def _void_silent(case: Any, window: Any) -> None:
     import_module("tasks.ledger.games").void_silent(case, window.number)
 
 
+def _reject_unserved(case: Any, window: Any) -> None:
+    import_module("tasks.ledger.verification")._reject_unserved(case, window)
+
+
+def _void_unserved(case: Any, number: int) -> None:
+    """Void a window that nobody could fetch, and leave its worker's bond alone."""
+    games = import_module("tasks.ledger.games")
+    lifecycle = import_module("tasks.ledger.lifecycle")
+    window, events = case.window(number), lifecycle.WindowEvent
+    can_reject = (window.phase, events.REJECT) in lifecycle.NEXT_WINDOW_PHASE
+    event = events.REJECT if can_reject else events.DROP
+    games.void_window(case, number, event, lifecycle.Reason.WORK_REJECTED, blamed=window.worker)
+
+
 def _of(name: str, function: Any, module: str) -> Patch:
     return Patch(f"{_LEDGER}.{module}", name, function)
 
@@ -131,6 +145,9 @@ _ALL: Final[Mapping[str, Value]] = {"windows": 1.0, "segments": 1.0, "cost": 0.5
 _ALONE: Final[Mapping[str, Value]] = {**_ALL, "share": 10}
 _FORGER: Final[Mapping[str, Value]] = {**_ALONE, "honest_first": 0, "price": 1.0}
 _MANY: Final[Mapping[str, Value]] = {**_ALL, "share": 45, "honest_first": 0}
+_HIDES: Final[Mapping[str, Value]] = {
+    **_ALL, "share": 10, "serves_checks": False, "serves_results": True, "answers": True,
+}  # fmt: skip
 _PREPARES: Final[Mapping[str, Value]] = {
     "cancels": "preparing",
     "withholds": False,
@@ -247,6 +264,14 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "fund-cover", "windows on another worker's are checked whatever its bond covers",
             aims=(Aim("fund drainer", {"keys": 2}), Aim("fund drainer")),
             patches=(_of("check_limit", _endless, "settlement"),),
+        ),
+        Absent(
+            "served-windows", "a window that a small jury could not fetch is void, and its worker keeps its bond",
+            aims=(Aim("withholding worker", _HIDES), Aim("withholding worker", {**_HIDES, "answers": False})),
+            patches=(
+                _of("wait_for_worker", _reject_unserved, "serving"),
+                _of("lose_unserved", _void_unserved, "serving"),
+            ),
         ),
         # Custody
         Absent(

@@ -54,13 +54,15 @@ CHEAP: Final = PLAIN._replace(cost_per_tera=DKB // 1_000)
 DEAR: Final = PLAIN._replace(cost_per_tera=2 * DKB)
 
 
-def gain(strategy: str, setting: Setting, conditions: Conditions, markets: int) -> float:
+def gain(
+    strategy: str, setting: Setting, conditions: Conditions, markets: int, rules: Absent = ALL_RULES
+) -> float:
     """Return the mean gain of a strategy under these conditions, in prices of a window."""
     chosen = next(one for one in STRATEGIES if one.name == strategy)
     assert chosen.cast is not None
     outcomes = [
         [
-            play(cast, setting, number, conditions=conditions, custody=chosen.custody).profit
+            play(cast, setting, number, rules, conditions=conditions, custody=chosen.custody).profit
             for cast in (chosen.cast, chosen.baseline)
         ]
         for number in range(markets)
@@ -271,6 +273,15 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows(answ
         "answers": answers,
     }  # fmt: skip
     assert gain("withholding worker", setting, CHEAP, 8) <= 0
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
+def test_n9_without_that_rule_the_same_worker_gains(answers: bool) -> None:
+    setting: Setting = {
+        "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+        "answers": answers,
+    }  # fmt: skip
+    assert gain("withholding worker", setting, CHEAP, 8, WITHOUT["served-windows"]) > 0.5
 
 
 def test_who_asks_nearly_nothing_does_not_pass_forged_windows_for_gas() -> None:
