@@ -77,6 +77,7 @@ PARAMETERS: Final = {
     "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.audit_bps": 10_000,
     "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
     "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000, "tasks.presence_ms": 10**9,
+    "chain.block_interval_ms_min": 300, "consensus.block_interval_ms": 300, "consensus.idle_ms": 300,
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
 TASK_PARAMETERS: Final = TaskParameters(
