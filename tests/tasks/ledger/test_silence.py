@@ -10,16 +10,26 @@ from hypothesis import strategies as st
 
 from billing.escrow import Pool, Purpose, Vault, check_escrows
 from billing.prices import share
+from state.primitives.codec import Value
 from state.view.accounts import balance_of, debit
 from tasks.ledger import queries
-from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.lifecycle import NEXT_PHASE, Event, Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import TaskRecord, load_window
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.settlement import bond_at, final_ms_of, may_open, open_windows_of, windows_covered
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CANCEL_TASK,
+    GIVE_UP_TASK,
+    HEARTBEAT,
+    RESUME_TASK,
+    START_TASK,
+    TOP_UP_TASK,
+)
 from tests.tasks.queued import QueuedWorld
-from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 SLOW: Final = replace(QUICK, open_windows_max=3)
@@ -86,6 +96,59 @@ def test_the_extension_of_a_window_is_the_only_one_of_a_worker_in_a_task() -> No
         share(charge, world.parameters.opening_fine_bps), share(charge, world.parameters.late_fine_bps),
     ]  # fmt: skip
     assert world.run_to(task, Phase.SETTLED).worker != worker
+
+
+def test_nothing_that_is_sent_gives_a_worker_another_extension() -> None:
+    """An extension is known by the reason of RUNNING, so nothing may change that but the end of the phase."""
+    within = {event for (phase, event), after in NEXT_PHASE.items() if phase == after == Phase.RUNNING}
+    assert within == {Event.EXTEND}
+    world = World(parameters=replace(SLOW, window_extra_ms=600_000, window_grace_ms=60_000))
+    task, worker = late_with_the_second_window(world)
+    other = next(machine for machine in sorted(world.machines) if machine != worker)
+
+    def assert_unmoved() -> None:
+        before = world.task(task)
+        assert (before.phase, before.reason) == (Phase.RUNNING, Reason.WINDOW_LATE)
+        assert before.deadline_ms > world.time_ms
+        sent: list[tuple[bytes, int, list[Value], str | None]] = [
+            (REQUESTER, TOP_UP_TASK, [task, DKB], None),
+            (worker, HEARTBEAT, [], None),
+            (REQUESTER, RESUME_TASK, [task], "wrong_phase"),
+            (worker, RESUME_TASK, [task], "not_yours"),
+            (worker, ACCEPT_TASK, [task, 0], "wrong_phase"),
+            (worker, START_TASK, [task, b"m" * 32], "wrong_phase"),
+            (other, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)], "not_yours"),
+        ]
+        for sender, kind, payload, code in sent:
+            assert world.send(sender, kind, payload) == code, hex(kind)
+            after = world.task(task)
+            assert (after.phase, after.reason, after.deadline_ms, after.worker) == (
+                Phase.RUNNING, Reason.WINDOW_LATE, before.deadline_ms, worker,
+            )  # fmt: skip
+
+    assert_unmoved()
+    world.machines[worker] = HONEST
+    world.run(task, until=lambda record: record.next_window == 2)
+    assert_unmoved()
+    world.machines[worker] = Manners(silent=frozenset({Action.COMPUTE}))
+    world.run(task, until=lambda record: record.final_windows == 2)  # accepted, and paid
+    assert_unmoved()
+    record = world.run(task, until=lambda record: record.phase != Phase.RUNNING)
+    assert record.reason == Reason.WINDOW_TIMEOUT and worker in record.excluded
+    reasons = [entry.reason for entry in queries.task_history(world.state, task)]
+    assert reasons.count(Reason.WINDOW_LATE) == 1
+
+
+def test_a_task_that_is_cancelled_within_an_extension_does_not_prolong_it() -> None:
+    world = World(parameters=replace(SLOW, window_extra_ms=60_000))
+    task, _ = late_with_the_second_window(world)
+    due_ms = world.task(task).deadline_ms
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    record = world.task(task)
+    assert (record.reason, record.deadline_ms) == (Reason.WINDOW_LATE, due_ms)
+    world.run_to(task, Phase.CANCELLED)
+    reasons = [entry.reason for entry in queries.task_history(world.state, task)]
+    assert reasons.count(Reason.WINDOW_LATE) == 1 and reasons[-1] != Reason.WINDOW_LATE
 
 
 def test_without_an_extension_the_first_late_window_loses_the_task() -> None:
