@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rpc.methods.heights import stamp
 from rpc.methods.jobs import spec_to_json
@@ -17,6 +17,7 @@ from rpc.methods.pages import (
     numbered_page,
     start_of_page,
 )
+from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
@@ -29,8 +30,10 @@ from tasks.errors import TaskUnknown
 from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.lifecycle import Phase, Reason, group_of
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
 from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
+from tasks.ledger.words import aside_until_ms
 from tasks.spec import decode_spec, spec_hash
 
 __all__ = ["TASK_COMPONENTS", "TASK_ID", "TASK_METHODS", "unknown_task"]
@@ -99,22 +102,40 @@ def _claim(claim: UpheldClaim | None, raw: bytes) -> Json:
     return {"reason": word(claim.reason), "fault": word(fault), "text": text}
 
 
-def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes, UpheldClaim | None] | None:
+class _Found(NamedTuple):
+    """A task with its job, the claim that ended it, and until when it waits for what machines said (R53)."""
+
+    record: TaskRecord
+    spec: bytes
+    claim: UpheldClaim | None
+    aside_until_ms: int
+
+
+def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskParameters) -> _Found | None:
     try:
-        return load_task(reader, task_id), load_spec_bytes(reader, task_id), load_claim(reader, task_id)
+        record = load_task(reader, task_id)
     except TaskUnknown:
         return None
+    until_ms = aside_until_ms(reader, record, now_ms, parameters)
+    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms)
 
 
 async def get_task(node: NodeApi, task: bytes) -> Json:
     """Answer ``dekube_getTask``."""
     height = node.head.height
-    found = await node.query(height, _find_task, task)
+    now_ms, parameters = node.head.steady_ms, parameters_of(node.description.parameters).tasks
+    found = await node.query(height, _find_task, task, now_ms, parameters)
     return {
         "at": await stamp(node, height),
         "task": None
         if found is None
-        else _task(found[0]) | {"spec": _spec(found[1]), "claim": _claim(found[2], found[1])},
+        else _task(found.record)
+        | {
+            "spec": _spec(found.spec),
+            "claim": _claim(found.claim, found.spec),
+            "words": [address(machine) for machine in found.record.words],
+            "aside_until_ms": found.aside_until_ms or None,
+        },
     }
 
 
@@ -243,8 +264,11 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "claim": nullable(
                 obj({"reason": words_of(Reason), "fault": nullable(words_of(Fault)), "text": STRING})
             ),
+            "words": array(ADDRESS_OUT),
+            "aside_until_ms": nullable(NUMBER),
         },
-        description="A task with its job. `claim`: what its worker proved, which ended it.",
+        description="A task with its job. `claim`: what its worker proved, which ended it. `words`: machines that "
+        "could not have its inputs. `aside_until_ms`: until when, in steady time, it is out of the book for that.",
     ),
     "Spec": obj(
         {

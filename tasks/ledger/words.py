@@ -14,9 +14,11 @@ from state.view import Reader
 from tasks.ledger import reputation
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.open_task import Case
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import load_node
 
-__all__ = ["WORDS_MAX", "aside_ms", "is_aside", "is_word", "refute_words", "take_word"]
+__all__ = ["WORDS_MAX", "aside_ms", "aside_until_ms", "is_aside", "is_word", "refute_words", "take_word"]
 
 WORDS_WANTED: Final = 3
 """Operators whose machines say the same, after which a task is set aside."""
@@ -57,15 +59,25 @@ def _operators(state: Reader, machines: Iterable[bytes]) -> int:
 
 def aside_ms(case: Case) -> int:
     """Return for how long a task that searches again stays out of the book: it doubles with each word."""
-    beyond = _operators(case.state, case.record.words) - WORDS_WANTED
-    return 0 if beyond < 0 else case.parameters.words_wait_ms << beyond
+    return _wait_ms(case.state, case.record, case.parameters)
+
+
+def _wait_ms(state: Reader, record: TaskRecord, parameters: TaskParameters) -> int:
+    beyond = _operators(state, record.words) - WORDS_WANTED
+    return 0 if beyond < 0 else parameters.words_wait_ms << beyond
 
 
 def is_aside(case: Case) -> bool:
     """Tell whether a task is out of the book for what machines have said against it."""
-    record = case.record
+    return aside_until_ms(case.state, case.record, case.now, case.parameters) > 0
+
+
+def aside_until_ms(state: Reader, record: TaskRecord, now_ms: int, parameters: TaskParameters) -> int:
+    """Return until when a task is out of the book for what machines have said against it, in steady time; or 0."""
     is_searching = record.phase in (Phase.MATCHING, Phase.DEGRADED) and not record.ending
-    return is_searching and record.match_at_ms > case.now and aside_ms(case) > 0
+    if not is_searching or record.match_at_ms <= now_ms or _wait_ms(state, record, parameters) <= 0:
+        return 0
+    return record.match_at_ms
 
 
 def refute_words(case: Case) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from billing.prices import hour_price
+from node.cli.tasks.views import _said
 from rpc.client.results import Custody, Machine, Task, read_result
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
@@ -20,16 +21,17 @@ from state.primitives.receipts import EventType
 from state.view import Overlay
 from tasks.ledger.events import EVENTS
 from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.queries import Action
 from tasks.ledger.records import JobReport, save_report
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.screening import DatasetFacts, read_dataset_facts
-from tasks.ledger.transitions import rules
+from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK, rules
 from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
 from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.keepers import KeptWorld
-from tests.tasks.world import QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import QUICK, REQUESTER, WORTH, Manners, World, spec
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
 
@@ -289,3 +291,31 @@ async def test_unknown_tasks_and_foreign_cursors_are_refused() -> None:
 def test_all_events_of_the_market_are_known() -> None:
     names = {kind.name for kind in EVENTS.values()}
     assert {"Staked", "NodeRegistered", "TaskCreated", "TaskPhase", "WindowPhase", "Locked", "Paid"} <= names
+
+
+async def test_a_task_shows_the_machines_that_could_not_have_its_inputs_and_until_when_it_waits() -> None:
+    world = World()
+    node = WorldNode(world)
+    world.add_machine(99, roles=NodeRole.VERIFY)
+    for name in range(1, 5):
+        world.add_machine(
+            name, roles=NodeRole.COMPUTE, price=WORTH // 2000, manners=Manners(silent=frozenset(Action))
+        )
+    task = world.create(spec(match_ms=12 * 3_600_000))
+    said: list[bytes] = []
+    for _ in range(3):
+        shown = (await node.call("dekube_getTask", hexed(task)))["task"]
+        assert ([item.lower() for item in shown["words"]], shown["aside_until_ms"]) == ([*map(hexed, said)], None)
+        said.append(world.run(task, until=lambda record: record.worker != b"").worker)
+        assert world.send(said[-1], GIVE_UP_TASK, [task, int(Reason.INPUT_UNAVAILABLE)]) is None
+    world.block()
+    shown = (await node.call("dekube_getTask", hexed(task)))["task"]
+    assert [item.lower() for item in shown["words"]] == [*map(hexed, said)]
+    assert shown["aside_until_ms"] == world.task(task).match_at_ms > world.time_ms
+    lines = _said(shown)
+    assert lines["inputs"].startswith("3 machines could not fetch the inputs; the search waits until 20")
+    assert world.send(REQUESTER, RESUME_TASK, [task]) is None
+    world.block()
+    shown = (await node.call("dekube_getTask", hexed(task)))["task"]
+    assert len(shown["words"]) == 3 and shown["aside_until_ms"] is None
+    assert _said(shown) == {"inputs": "3 machines could not fetch the inputs"}

@@ -10,7 +10,7 @@ import click
 
 from node.cli.arguments import TASK, WholeNumber
 from node.cli.option_conflicts import not_with
-from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
 from node.cli.tasks.watch import record_of, show_sums
@@ -126,6 +126,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             f"{record['proved_windows']} proved",
             **_claim(record),
             **_waits(record),
+            **_said(record),
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
             "state root": record["final_root"] or record["state_root"],
@@ -153,6 +154,18 @@ def _waits(record: Mapping[str, Any]) -> dict[str, str]:
         return {"waits for": "a machine that fits: one that registers, changes its entry or has a slot free again"}
     open_charge = int(record.get("open_charge", 0))
     return {"not final yet": show_amount(open_charge)} if open_charge else {}
+
+
+def _said(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what machines said against the task's inputs; a gateway of an earlier version does not say."""
+    count = len(record.get("words", ()))
+    if not count:
+        return {}
+    said = f"{counted(count, 'machine')} could not fetch the inputs"
+    until_ms = record.get("aside_until_ms")
+    if until_ms:
+        said += f"; the search waits until {show_time(until_ms)} (steady time)"
+    return {"inputs": said}
 
 
 def _actor(change: dict[str, Any]) -> str:
