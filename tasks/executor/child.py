@@ -146,6 +146,7 @@ def _warm_up(arrays: Arrays) -> None:
     trainer = Trainer(plan, dataset, arrays, state)
     trainer.run_segment(1)
     trainer.evaluate()
+    import tasks.executor.loading
     import tasks.executor.segments  # noqa: F401  for a game
 
 
@@ -172,23 +173,22 @@ def _serve(link: _Link, arrays: Arrays) -> int:
 
 
 def _train(link: _Link, arrays: Arrays, order: Train) -> None:
-    from tasks.engines.datasets import Dataset
-    from tasks.engines.errors import DatasetInvalid, Diverged, StateInvalid, UnsupportedJob
+    from tasks.engines.errors import Diverged, StateInvalid, UnsupportedJob
     from tasks.engines.state import TrainingState
-    from tasks.engines.training import Trainer, initial_state
     from tasks.executor.job import Finished, Segment
+    from tasks.executor.loading import beginning_of, make_run
 
     job = order.job
-    dataset = Dataset.decode(order.dataset, checks_nodes=False)
-    if dataset.root() != job.dataset_root:
-        raise DatasetInvalid("the dataset is not the one the job names")
-    state = initial_state(job.plan) if order.state is None else TrainingState.decode(order.state, job.plan)
+    state = beginning_of(job.plan) if order.state is None else TrainingState.decode(order.state, job.plan)
     root = state.root(job.plan)
     if state.step == 0 and root != job.init_root:
         raise StateInvalid("the initial state is not the one the job names")
     if not state.step <= order.step_to <= job.total_steps or state.step % job.segment_steps:
         raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
-    trainer = Trainer(job.plan, dataset, arrays, state)
+    trainer, evaluate = make_run(
+        arrays, job.plan, state, order.dataset, order.model, dataset_root=job.dataset_root,
+        root_of_model=job.model_root,
+    )  # fmt: skip
     pulse = _Pulse(link)
     while trainer.step < order.step_to:
         started, pulse.spent_ns = time.perf_counter_ns(), 0
@@ -216,7 +216,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
             return
         root = result.state_root
     if order.evaluate:
-        found = trainer.evaluate()
+        found = evaluate()
         link.send(Finished(found.right, found.samples))
     else:
         link.send(Finished(0, 0))

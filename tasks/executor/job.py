@@ -6,7 +6,7 @@ works on untrusted data.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from state.primitives.codec import Value, decode, encode
@@ -16,6 +16,7 @@ from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.playing import (
     ANSWER_LIMIT_BYTES,
     MOVES_LIMIT_BYTES,
@@ -26,7 +27,11 @@ from tasks.executor.playing import (
     play_from,
     play_to_value,
 )
+from tasks.programs.adamw import Rates
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneRates, FinetuneShape
+from tasks.programs.llama_shape import LlamaShape, model_bytes
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -41,6 +46,8 @@ SMALL_FRAME_BYTES: Final = 4096
 FRAME_ITEMS_MAX: Final = 32
 """Values of a frame of the process, at all depths."""
 TEXT_MAX: Final = 400
+MODEL_SENT_BYTES_MAX: Final = 1 << 28
+"""Of a frozen model that goes to a process in one frame."""
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
@@ -52,16 +59,22 @@ _TRAIN, _CANCEL, _PLAY, _MORE_MOVES = 1, 2, 3, 4
 class Job:
     """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
 
-    plan: TrainingPlan
+    plan: TrainingPlan | TuningPlan
     dataset_root: bytes
     init_root: bytes
     total_steps: int
     segment_steps: int
     window_steps: int
+    model_root: bytes = b""
+    """Root of the frozen model of a job that tunes one."""
 
     def __post_init__(self) -> None:
         if len(self.dataset_root) != 32 or len(self.init_root) != 32:
             raise UnsupportedJob("roots of 32 bytes")
+        if len(self.model_root) != (HASH_BYTES if isinstance(self.plan, TuningPlan) else 0):
+            raise UnsupportedJob("a root of a model where there is one")
+        if isinstance(self.plan, TuningPlan) and model_bytes(self.plan.shape.model) > MODEL_SENT_BYTES_MAX:
+            raise UnsupportedJob(f"this executor takes models of {MODEL_SENT_BYTES_MAX} bytes at most")
         if not 1 <= self.segment_steps <= self.window_steps <= self.total_steps < STEPS_MAX:
             raise UnsupportedJob("steps: a segment within a window within the whole")
         if self.window_steps % self.segment_steps or self.segments > SEGMENTS_MAX:
@@ -71,9 +84,9 @@ class Job:
     def of(cls, spec: JobSpec) -> Job:
         """Return what ``spec`` asks for. Raises UnsupportedJob."""
         plan = spec.plan()
-        if not isinstance(plan, TrainingPlan):
+        if not isinstance(plan, TrainingPlan | TuningPlan):
             raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
-        return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule)
+        return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root())
 
     @property
     def segments(self) -> int:
@@ -95,10 +108,20 @@ class Job:
 
     def encode(self) -> bytes:
         """Return the canonical bytes, by which the journal and the process know the job."""
-        plan = self.plan
+        plan, rest = self.plan, (self.dataset_root, self.init_root, *self._steps)
+        if isinstance(plan, TrainingPlan):
+            return encode([1, list(plan.widths), *astuple(plan)[1:], *rest])
+        shape, rates = plan.shape, plan.rates
         return encode([
-            1, list(plan.widths), *astuple(plan)[1:], *astuple(self)[1:],
+            2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
+            [shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows], list(rates.adamw),
+            [rates.schedule, rates.warmup_steps, rates.total_steps, rates.clip_nano], plan.seed, self.model_root,
+            *rest,
         ])  # fmt: skip
+
+    @property
+    def _steps(self) -> tuple[int, int, int]:
+        return self.total_steps, self.segment_steps, self.window_steps
 
     @classmethod
     def decode(cls, data: bytes) -> Job:
@@ -114,8 +137,28 @@ class Job:
                     decay,
                 )  # fmt: skip
                 return cls(plan, dataset_root, init_root, total, segment, window)
+            case [
+                2, list(model), [int(rank), int(alpha), list(targets)], list(rows), list(adamw),
+                [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed), bytes(model_root),
+                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
+            ] if (
+                _are_integers(model, 12) and _are_integers(rows, 5) and _are_integers(adamw, 5)
+                and set(model[-2:]) <= {0, 1} and all(type(name) is str for name in targets)
+            ):  # fmt: skip
+                try:
+                    llama = replace(LlamaShape(*model[:-2]), tied=bool(model[-2]), biased=bool(model[-1]))
+                    shape = FinetuneShape(llama, rank, alpha, tuple(targets), *rows)
+                    rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
+                except ProgramInvalid as error:
+                    raise UnsupportedJob(str(error)) from None
+                tuned = TuningPlan(shape, rates, seed)
+                return cls(tuned, dataset_root, init_root, total, segment, window, model_root)
             case _:
                 raise DecodeError("not a job")
+
+
+def _are_integers(values: list[Any], count: int) -> bool:
+    return len(values) == count and all(type(value) is int for value in values)
 
 
 @dataclass(frozen=True)
@@ -127,6 +170,8 @@ class Train:
     state: bytes | None
     step_to: int
     evaluate: bool
+    model: bytes = b""
+    """Blob of the frozen model, of a job that has one."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +292,8 @@ def frame(body: bytes) -> bytes:
 def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
     """Return a message as a frame."""
     match message:
-        case Train(job, dataset, state, step_to, evaluate):
-            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate)]))
+        case Train(job, dataset, state, step_to, evaluate, model):
+            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), model]))
         case Play():
             return frame(encode([_PLAY, *play_to_value(message)]))
         case MoreMoves(moves):
@@ -272,8 +317,9 @@ def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
 def decode_parent_frame(body: bytes) -> ParentFrame:
     """Read what the supervisor sent. Raises DecodeError or UnsupportedJob."""
     match decode(body, limit_bytes=parent_frame_limit()):
-        case [1, bytes(job), bytes(dataset), (bytes() | None) as state, int(step_to), (0 | 1) as evaluate]:
-            return Train(Job.decode(job), dataset, state, step_to, bool(evaluate))
+        case [1, bytes(job), bytes(dataset), (bytes() | None) as state, int(step_to), (0 | 1) as evaluate,
+              bytes(model)]:  # fmt: skip
+            return Train(Job.decode(job), dataset, state, step_to, bool(evaluate), model)
         case [2]:
             return Cancel()
         case [3, *play]:
@@ -286,10 +332,10 @@ def decode_parent_frame(body: bytes) -> ParentFrame:
 
 def parent_frame_limit() -> int:
     """Return the size that no frame to a process exceeds."""
-    return DATASET_BLOB_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
+    return DATASET_BLOB_BYTES_MAX + MODEL_SENT_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
 
 
-def child_frame_limit(plan: TrainingPlan) -> int:
+def child_frame_limit(plan: TrainingPlan | TuningPlan) -> int:
     """Return the size that no frame from a process running ``plan`` exceeds."""
     return SMALL_FRAME_BYTES + plan.state_limit_bytes
 

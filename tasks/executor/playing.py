@@ -53,6 +53,8 @@ class Play:
     moves: tuple[bytes, ...]
     diverged: Divergence | None = None
     """How the segment is claimed to diverge in its last step."""
+    model: bytes = b""
+    """Blob of the frozen model, of a job that has one."""
 
     @property
     def step_to(self) -> int:
@@ -79,7 +81,7 @@ def play_to_value(order: Play) -> list[Value]:
     return [
         encode_spec(order.spec), order.dataset, order.state, order.state_root, order.step_from, order.steps,
         int(order.side), record_value(order.end), order.secret, list(order.moves),
-        [] if order.diverged is None else divergence_to_value(order.diverged),
+        [] if order.diverged is None else divergence_to_value(order.diverged), order.model,
     ]  # fmt: skip
 
 
@@ -88,13 +90,13 @@ def play_from(value: list[Any]) -> Play:
     match value:
         case [
             bytes(spec), bytes(dataset), bytes(state), bytes(root), int(step_from), int(steps), (1 | 2) as side,
-            list(end), (bytes() | None) as secret, list(moves), list(diverged),
+            list(end), (bytes() | None) as secret, list(moves), list(diverged), bytes(model),
         ] if len(root) == HASH_BYTES and 0 <= step_from < STEPS_MAX and 0 < steps < STEPS_MAX and (
             secret is None or len(secret) == HASH_BYTES
         ):  # fmt: skip
             return Play(
                 decode_spec(spec), dataset, state, root, step_from, steps, Side(side), record_of(end), secret,
-                moves_from(moves), divergence_from_value(diverged) if diverged else None,
+                moves_from(moves), divergence_from_value(diverged) if diverged else None, model,
             )  # fmt: skip
     raise DecodeError("not an order to play")
 

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
 from tasks.spec import JobSpec
 
@@ -23,6 +24,9 @@ SCRATCH_BYTES: Final = 72
 STATE_COPIES: Final = 6
 """Encoded states that the node holds at once while one is received, checked and written down."""
 DATASET_COPIES: Final = 3
+MODEL_COPIES: Final = 8
+"""Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64. All tensors of
+a step come on top, as binary64."""
 
 
 class Needs(NamedTuple):
@@ -44,17 +48,20 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
 
     A job of fewer windows never has more of them open than it has.
     """
-    plan = spec.plan()
-    if not isinstance(plan, TrainingPlan):
-        raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
-    dataset = plan.rows * (plan.widths[0] + 1)
+    plan, inputs = spec.plan(), spec.inputs_bytes()
     window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
+    if isinstance(plan, TrainingPlan):
+        inputs = plan.rows * (plan.widths[0] + 1)
+        process = max(plan.batch, SCORED_ROWS) * (
+            ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths)
+        ) + DATASET_COPIES * inputs  # fmt: skip
+    elif isinstance(plan, TuningPlan):
+        process = MODEL_COPIES * inputs + sum(8 * kind.values for kind in plan.program.types)
+    else:
+        raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     return Needs(
-        process=PROCESS_BYTES
-        + PARAMETER_BYTES * plan.parameters
-        + max(plan.batch, SCORED_ROWS) * (ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths))
-        + DATASET_COPIES * dataset,
-        node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
+        process=PROCESS_BYTES + PARAMETER_BYTES * plan.parameters + process,
+        node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * inputs,
         journal=window + 2 * plan.state_limit_bytes,
-        blobs=(min(open_windows_max, spec.windows) + 1) * window + dataset,
+        blobs=(min(open_windows_max, spec.windows) + 1) * window + inputs,
     )

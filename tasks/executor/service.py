@@ -132,7 +132,9 @@ class Executor:
         """
         return await trio.to_thread.run_sync(self._journal.resumes, task, Job.of(spec), windows, root)
 
-    async def try_task(self, task: bytes, spec: JobSpec, dataset: bytes, *, start: bytes | None = None) -> int:
+    async def try_task(
+        self, task: bytes, spec: JobSpec, dataset: bytes, *, start: bytes | None = None, model: bytes = b""
+    ) -> int:
         """Run the first segment of ``spec``, or find it done, and return the milliseconds that a step took here.
 
         The segment stays in the journal, so ``run_task`` goes on after it. Before a worker binds itself this shows
@@ -141,15 +143,16 @@ class Executor:
         job = Job.of(spec)
         async with self._jobs:
             record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
-            run = _Run(self, task, spec, record, _refuse_window)
+            run = _Run(self, task, spec, record, _refuse_window, model)
             try:
                 return await run.first_segment(dataset)
             finally:
                 self._status.pop(task, None)
 
     async def run_task(
-        self, task: bytes, spec: JobSpec, dataset: bytes, on_window: OnWindow, *, start: bytes | None = None
-    ) -> TaskResult:
+        self, task: bytes, spec: JobSpec, dataset: bytes, on_window: OnWindow, *, start: bytes | None = None,
+        model: bytes = b"",
+    ) -> TaskResult:  # fmt: skip
         """Run ``spec`` to its end, from the journal's last segment if it knows the task.
 
         ``start`` is the encoded state at the beginning of a window when another worker did the windows before it.
@@ -163,12 +166,12 @@ class Executor:
         async with self._jobs:
             record = await trio.to_thread.run_sync(self._journal.open, task, job, start)
             try:
-                return await _Run(self, task, spec, record, on_window).run(dataset)
+                return await _Run(self, task, spec, record, on_window, model).run(dataset)
             finally:
                 self._status.pop(task, None)
 
     async def verify_segment(
-        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes, *, model: bytes = b""
     ) -> Verdict:
         """Re-run one segment from the state that its worker published, and compare (market.md 7.3).
 
@@ -185,7 +188,7 @@ class Executor:
             if isinstance(message, Segment):
                 found.append(message)
 
-        order = Train(job, dataset, state, leaf.step_to, evaluate=False)
+        order = Train(job, dataset, state, leaf.step_to, evaluate=False, model=model)
         async with self._verifications:
             for attempt in range(self._options.restarts_max + 1):
                 found.clear()
@@ -273,8 +276,10 @@ class _Run:
     """One call of run_task: starts the job until it is through, hands windows on."""
 
     def __init__(
-        self, executor: Executor, task: bytes, spec: JobSpec, record: TaskJournal, on_window: OnWindow
-    ) -> None:
+        self, executor: Executor, task: bytes, spec: JobSpec, record: TaskJournal, on_window: OnWindow,
+        model: bytes,
+    ) -> None:  # fmt: skip
+        self._model = model
         self._executor, self._task, self._spec = executor, task, spec
         self._job, self._record, self._on_window = Job.of(spec), record, on_window
         self._device = ""
@@ -292,7 +297,8 @@ class _Run:
                     await trio.to_thread.run_sync(self._accept, message)
 
             state = await trio.to_thread.run_sync(record.load_state)
-            order = Train(self._job, dataset, state, self._job.segment_end(record.step), evaluate=False)
+            end = self._job.segment_end(record.step)
+            order = Train(self._job, dataset, state, end, evaluate=False, model=self._model)
             await self._try(order, listen)
         if not record.segments:
             raise JobFailed(reason="bad_frame", text="finished before its last step")
@@ -322,7 +328,7 @@ class _Run:
             self._starts += 1
             stood_at = self._record.step
             state = await trio.to_thread.run_sync(self._record.load_state)
-            order = Train(self._job, dataset, state, self._job.total_steps, evaluate=True)
+            order = Train(self._job, dataset, state, self._job.total_steps, evaluate=True, model=self._model)
             try:
                 await self._executor.run_process(order, self._listen)
             except (JobFailed, JobStalled) as error:
@@ -424,7 +430,7 @@ def _load_state(job: Job, record: TaskJournal, segments: tuple[SegmentRecord, ..
         return record.load_state_after(segments[number - 1])
     state = record.load_state_before(segments[0])
     if state is None:
-        from tasks.engines.training import initial_state  # NumPy only where a job is run
+        from tasks.executor.loading import beginning_of  # NumPy only where a job is run
 
-        state = initial_state(job.plan).encode()
+        state = beginning_of(job.plan).encode()
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+from tasks.engines.input_blobs import join_tensors, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.engines.training import initial_state
 from tasks.executor.job import (
@@ -55,6 +57,8 @@ from tasks.models.gguf import read_gguf
 from tasks.models.huggingface import Checkpoint, ends_of, shards_of
 from tasks.models.rows import examples_of, make_rows
 from tasks.models.safetensors import read_safetensors, write_safetensors
+from tasks.programs.finetune import FinetuneShape, row_tensors
+from tasks.programs.llama_shape import weight_tensors
 from tasks.proofs import (
     LEAF_LIMIT_BYTES,
     Break,
@@ -72,7 +76,7 @@ from tasks.proofs import (
     window_proof_from_value,
     window_proof_to_value,
 )
-from tasks.spec import decode_spec, encode_spec
+from tasks.spec import classifier_plan, decode_spec, encode_spec
 from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
     BROKEN,
@@ -102,8 +106,15 @@ assert CLAIM is not None
 CLAIM_VALUE = claim_to_value(CLAIM._replace(hashes=(bytes(32),), chunks=(BlobChunk(0, b"chunk", (bytes(32),)),)))
 RUN = Job.of(make_spec())
 SHARED_MODEL = safetensors(tensors_of(TINY))
-STATE = initial_state(RUN.plan)
+STATE = initial_state(classifier_plan(make_spec()))
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7, 12, STATE.encode())
+
+
+def _read_tuning_blob(shape: FinetuneShape, data: bytes) -> None:
+    """Take bytes as the blob of rows and as that of a model: the same tensors make the same bytes."""
+    for read, kinds in ((read_rows, row_tensors(shape)), (read_model, weight_tensors(shape.model))):
+        with suppress(DatasetInvalid):
+            assert join_tensors(kinds, read(shape, data)) == data
 
 
 def read_job_frames(data: bytes) -> None:
@@ -331,6 +342,15 @@ def targets() -> Iterator[tuple[str, Target]]:
             (DatasetInvalid,),
         ),
     )
+    shape, made = tuned()[1].shape, tuned()[2]
+    yield "rows and model of a tuning job", Target(
+        lambda data: _read_tuning_blob(shape, data),
+        (
+            join_tensors(row_tensors(shape), made.data),
+            join_tensors(weight_tensors(shape.model), made.model),
+        ),
+        ("tasks.engines.input_blobs:read_rows", "tasks.engines.input_blobs:read_model"),
+    )  # fmt: skip
     yield (
         "blob that a job names",
         Target(read_dataset_facts, (BLOB,), ("tasks.ledger.screening:read_dataset_facts",)),
@@ -340,7 +360,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.engines.state:TrainingState.decode",), (StateInvalid,),
     )  # fmt: skip
     yield "job", Target(
-        canonical(Job.decode, Job.encode), (RUN.encode(),), ("tasks.executor.job:Job.decode",),
+        canonical(Job.decode, Job.encode), (RUN.encode(), Job.of(tuned()[0]).encode()),
+        ("tasks.executor.job:Job.decode",),
         (DecodeError, UnsupportedJob),
     )  # fmt: skip
     job_frames = (

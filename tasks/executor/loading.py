@@ -1,0 +1,57 @@
+"""What a job's process makes of an order's bytes: checked contents, a run, and the first state of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tasks.engines.arrays import Arrays
+from tasks.engines.datasets import Dataset
+from tasks.engines.errors import DatasetInvalid
+from tasks.engines.input_blobs import read_model, read_rows
+from tasks.engines.plan import TrainingPlan
+from tasks.engines.state import TrainingState
+from tasks.engines.steps import Steps
+from tasks.engines.training import Evaluation, Trainer, initial_state
+from tasks.engines.tuning import Tuner, TuningPlan, first_state, model_root, rows_root
+from tasks.programs.errors import SourceInvalid
+
+__all__ = ["beginning_of", "contents_of", "make_run"]
+
+
+def beginning_of(plan: TrainingPlan | TuningPlan) -> TrainingState:
+    """Return the state before the first step."""
+    return first_state(plan) if isinstance(plan, TuningPlan) else initial_state(plan)
+
+
+def contents_of(
+    plan: TuningPlan, dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes
+) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
+    """Return the tensors of rows and model by name. Raises DatasetInvalid where blobs have other roots."""
+    rows, weights = read_rows(plan.shape, dataset), read_model(plan.shape, model)
+    if rows_root(plan.shape, rows) != dataset_root:
+        raise DatasetInvalid("the rows are not those the job names")
+    if model_root(plan.shape, weights) != root_of_model:
+        raise DatasetInvalid("the model is not the one the job names")
+    return rows, weights
+
+
+def make_run(
+    arrays: Arrays, plan: TrainingPlan | TuningPlan, state: TrainingState, dataset: bytes, model: bytes, *,
+    dataset_root: bytes, root_of_model: bytes,
+) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
+    """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
+
+    A run of fine-tuning has no test split: it answers none of no questions.
+    """
+    if isinstance(plan, TuningPlan):
+        roots = {"dataset_root": dataset_root, "root_of_model": root_of_model}
+        rows, weights = contents_of(plan, dataset, model, **roots)
+        try:
+            return Tuner(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
+        except SourceInvalid as error:  # the requester's own values: they come again
+            raise DatasetInvalid(str(error)) from None
+    data = Dataset.decode(dataset, checks_nodes=False)
+    if data.root() != dataset_root:
+        raise DatasetInvalid("the dataset is not the one the job names")
+    trainer = Trainer(plan, data, arrays, state)
+    return trainer, trainer.evaluate

@@ -1,0 +1,151 @@
+"""Jobs that tune a model, by processes of the executor: windows, proofs, checks and games (market.md R57)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+import trio.lowlevel
+
+from state.primitives.errors import DecodeError
+from tasks.dispute.commitments import Question, start_record
+from tasks.dispute.game import Ending, Side, begin, play, turn_of
+from tasks.dispute.moves import decode_move
+from tasks.engines.errors import DatasetInvalid, UnsupportedJob
+from tasks.engines.input_blobs import join_tensors, read_model, read_rows
+from tasks.engines.state import TrainingState
+from tasks.engines.tuning import Tuner, first_state
+from tasks.executor.errors import JobFailed
+from tasks.executor.job import Job, Train, decode_parent_frame, encode_frame
+from tasks.executor.playing import Play, Player
+from tasks.executor.resource_needs import needs_of
+from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
+from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.supervisor import ProcessOptions
+from tasks.programs.finetune import row_tensors
+from tasks.programs.llama_shape import weight_tensors
+from tasks.proofs import Code, SegmentLeaf, check_leaves
+from tasks.spec import Schedule, decode_spec, encode_spec
+from tests.tasks.dispute.liars import Job as LiarJob
+from tests.tasks.dispute.liars import lie
+from tests.tasks.programs.engines import engine
+from tests.tasks.tuned import STEPS, tuned
+
+_SPEC, PLAN, MADE = tuned()
+SPEC = decode_spec(encode_spec(_SPEC.changed(schedule=Schedule(STEPS, 1, STEPS // 2))))
+ROWS = join_tensors(row_tensors(PLAN.shape), MADE.data)
+MODEL = join_tensors(weight_tensors(PLAN.shape.model), MADE.model)
+TASK = b"\x33" * 32
+OPTIONS = ExecutorOptions(ProcessOptions(engine="numpy"))
+
+
+def test_blobs_of_rows_and_model_have_one_form_and_the_size_that_the_ledger_counts() -> None:
+    assert [given.size_bytes for given in SPEC.inputs()] == [len(ROWS), len(MODEL)]
+    assert (read_rows(PLAN.shape, ROWS), read_model(PLAN.shape, MODEL)) == (dict(MADE.data), dict(MADE.model))
+    for blob in (b"", ROWS[:-1], ROWS + b"\0"):
+        with pytest.raises(DatasetInvalid):
+            read_rows(PLAN.shape, blob)
+    with pytest.raises(DatasetInvalid):
+        join_tensors(row_tensors(PLAN.shape), {**MADE.data, "tokens": b""})
+
+
+def test_a_job_that_tunes_a_model_comes_back_as_it_was() -> None:
+    job = Job.of(SPEC)
+    assert Job.decode(job.encode()) == job
+    order = Train(job, ROWS, None, 2, False, MODEL)
+    assert decode_parent_frame(encode_frame(order)[4:]) == order
+    raw = job.encode()
+    for at in range(len(raw)):
+        try:
+            assert Job.decode(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != job
+        except (DecodeError, UnsupportedJob):
+            pass
+    with pytest.raises(UnsupportedJob):
+        replace(job, model_root=b"")
+    assert needs_of(SPEC, open_windows_max=2).process > 8 * len(MODEL)
+
+
+async def test_a_tuned_model_is_trained_proved_checked_and_disputed_by_processes(tmp_path: Path) -> None:
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), list[tuple[tuple[SegmentLeaf, ...], list[bytes]]]()
+
+    async def hand_on(result: WindowResult) -> None:
+        count = len(result.segments)
+        states = [result.load_state(number) for number in range(count + 1)]
+        leaves = make_leaves(result, segment_salts(b"s" * 32, TASK, result.window, count), [b"b" * 32] * count)
+        proof = make_window_proof(TASK, result, leaves, leaves_blob=b"l" * 32, output_blob=b"o" * 32)
+        check_leaves(SPEC, proof, leaves)
+        windows.append((leaves, states))
+
+    assert await executor.try_task(TASK, SPEC, ROWS, model=MODEL) > 0
+    done = await executor.run_task(TASK, SPEC, ROWS, hand_on, model=MODEL)
+    direct = Tuner(PLAN, MADE.model, MADE.data, engine("numpy"), first_state(PLAN))
+    direct.run_steps(STEPS)
+    assert len(windows) == 2
+    assert windows[-1][1][-1] == direct.state().encode()
+    assert (done.steps, done.state_root, done.accuracy) == (STEPS, direct.state().root(PLAN), (0, 0))
+
+    verifier = Executor(OPTIONS, tmp_path / "verifier")
+    leaves, states = windows[1]
+    right = await verifier.verify_segment(TASK, SPEC, ROWS, leaves[1], states[1], model=MODEL)
+    assert (right.code, right.mismatches) == (Code.COMPUTED, ())
+    false = leaves[1]._replace(state_root_after=bytes(32))
+    wrong = await verifier.verify_segment(TASK, SPEC, ROWS, false, states[1], model=MODEL)
+    assert wrong.mismatches == ("state_root_after",)
+
+    before, leaf = TrainingState.decode(states[1], PLAN), leaves[1]
+    root = before.root(PLAN)
+    job = LiarJob(SPEC.program(), SPEC.seed, before.tensors, MADE.data, leaf.step_from, 1, MADE.model)
+    honest, random = job.run(engine("numpy")), Random(3)
+    assert (honest.end_record.state_root, honest.end_record.loss_total) == (leaf.state_root_after, leaf.loss_bits)
+    liars = (
+        lie(
+            job,
+            honest,
+            engine("numpy"),
+            0,
+            random.randrange(len(job.program.sources), len(job.program.types)),
+            random,
+        )
+        for _ in range(50)
+    )
+    liar = next(liar for liar in liars if liar.question.end != honest.end_record)
+    question = Question(
+        SPEC.program(), SPEC.seed, SPEC.dataset.root, leaf.step_from, 1, start_record(root), liar.question.end,
+        model=SPEC.model_root(),
+    )  # fmt: skip
+    accused = Player(question, Side.ACCUSED, liar.witness)
+    heard = 0
+    game, moves = begin(question), tuple[bytes, ...]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(verifier.run_players)
+        await trio.lowlevel.checkpoint()
+        while (side := turn_of(game)) is not None:
+
+            async def order(moves: tuple[bytes, ...] = moves) -> Play:
+                return Play(
+                    SPEC, ROWS, states[1], root, leaf.step_from, 1, Side.CHALLENGER, question.end, b"s" * 32,
+                    moves, model=MODEL,
+                )  # fmt: skip
+
+            if side is Side.CHALLENGER:
+                move = await verifier.play(TASK, b"game", moves, order)
+            else:
+                accused.hear(moves[heard:])
+                heard, move = len(moves), accused.answer()
+            game = play(question, game, side, decode_move(move))
+            moves += (move,)
+        nursery.cancel_scope.cancel()
+    assert game.ending is Ending.ELEMENT_WRONG
+
+
+@pytest.mark.parametrize(("rows", "model"), [(ROWS, b""), (ROWS, bytes(len(MODEL))), (b"", MODEL), (MODEL, MODEL)])
+async def test_other_blobs_than_the_job_names_end_it_for_good(tmp_path: Path, rows: bytes, model: bytes) -> None:
+    async def hand_on(_result: WindowResult) -> None:
+        raise AssertionError
+
+    with pytest.raises(JobFailed) as caught:
+        await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, rows, hand_on, model=model)
+    assert caught.value.reason == "dataset_invalid"
