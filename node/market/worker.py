@@ -133,7 +133,7 @@ class Worker:
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
         reason = Reason.JOB_UNFIT
         if not lack:
-            lack, reason = await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
+            lack, reason = _lack_of_model(spec) or await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1
@@ -413,3 +413,11 @@ class Worker:
             "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
             task=duty.task, window=duty.window, segments=list(duty.segments),
         )  # fmt: skip
+
+
+def _lack_of_model(spec: JobSpec) -> str:
+    """Return that a job has an input that this node does not fetch yet, or an empty text.
+
+    The executor runs such jobs. Told as an input that is not to be had, it pauses no machine (R53).
+    """
+    return "the model of the job: this node fetches data sets alone" if len(spec.inputs()) > 1 else ""

@@ -134,7 +134,7 @@ def test_an_operator_signs_for_a_machine_and_the_machine_says_so(net: Network) -
 
 def test_the_owner_sees_the_machine_and_the_guard(net: Network) -> None:
     machine = ask(net, "worker", "show", member="worker-0")
-    assert machine["roles"] == ["compute", "verify"]
+    assert machine["roles"] == ["compute", "verify", "storage"]
     assert ask(net, "worker", "show", machine["address"]) == machine | {
         "seen_ms": ask(net, "worker", "show", machine["address"])["seen_ms"]
     }
