@@ -199,13 +199,21 @@ class Inputs:
         except KeysMissing as error:
             raise InputUnavailable(str(error)) from None
 
-    async def unlock(self, task: bytes, window: int) -> None:
-        """Have the keys of a window of a private task. Raises InputUnavailable."""
-        try:
-            if self.keys is not None:
+    async def unlock(self, task: bytes, window: int, until: float = -inf) -> None:
+        """Have the keys of a window of a private task. Raises InputUnavailable.
+
+        Holders are asked again until the time ``until``, for FETCH_QUIET_S at most: whoever hears of a draw before
+        the worker does is refused at first, because the worker answers those alone whom its own chain has drawn.
+        """
+        until = min(until, trio.current_time() + FETCH_QUIET_S)
+        while self.keys is not None:
+            try:
                 await self.keys.unlock(task, window)
-        except KeysMissing as error:
-            raise InputUnavailable(str(error)) from None
+                return
+            except KeysMissing as error:
+                if trio.current_time() + FETCH_PAUSE_S >= until:
+                    raise InputUnavailable(str(error)) from None
+            await trio.sleep(FETCH_PAUSE_S)
 
     async def _window_key(self, task: bytes, window: int) -> bytes | None:
         """Return the key of a window of a private task; None where it is public. Raises InputUnavailable."""

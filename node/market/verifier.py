@@ -193,7 +193,7 @@ class TaskVerifier:
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
         try:
-            await self._inputs.unlock(duty.task, duty.window)
+            await self._inputs.unlock(duty.task, duty.window, supply.until)
             leaves = await self._inputs.leaves(spec, window, supply)
             await self._inputs.obtain_dataset(spec, supply, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)

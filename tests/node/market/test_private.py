@@ -12,7 +12,7 @@ import node.market.inputs
 import tests.node.world
 from billing.escrow import Purpose
 from node.market.key_shares import METHOD_KEEP_SHARE, METHOD_SHARE, ShareBook
-from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing
+from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing, NotEntitled, TaskKeys
 from p2p.base.errors import RequestRefused
 from state.primitives.codec import Value, encode
 from state.primitives.genesis import read_parameters
@@ -30,6 +30,7 @@ from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.proofs import Code
 from tasks.spec import JobSpec, encode_spec
 from testnet.scenarios.swindle import SwindlersDuties
 from tests.node.market.test_custody import CUSTODY
@@ -234,6 +235,36 @@ async def test_a_worker_joins_shares_of_the_key_where_the_requester_is_offline(w
         assert state.root(plan) == window.proof.state_root_out
         await world.mint_until(lambda: not [*keepers[0].home.root.rglob("*.share")])
         nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_a_verifier_whom_the_worker_does_not_know_as_drawn_yet_asks_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block with the draw came first. One refusal was a verdict, so an honest window went to a jury."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    market = PrivateMarket(world, worker, verifier, *keepers, requester := Machine(world, 9, "relay"))
+    serve, refused = TaskKeys._serve_window_keys, list[bytes]()
+
+    async def serve_late(keys: TaskKeys, peer: bytes, body: bytes) -> bytes:
+        if len(refused) < 4:
+            refused.append(peer)
+            raise NotEntitled("not drawn to check the window")
+        return await serve(keys, peer, body)
+
+    monkeypatch.setattr(TaskKeys, "_serve_window_keys", serve_late)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in (worker, verifier, *keepers, requester):
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    assert refused == 4 * [verifier.wallet.address]
+    windows = [window for number in range(2) if (window := market.window(number)) is not None]
+    assert len(windows) == 2 and not any(window.jurors for window in windows)
+    seats = [seat for window in windows for seat in window.verifiers]
+    assert {finding.code for seat in seats for finding in seat.findings or ()} == {Code.COMPUTED}
     world.store.close()
 
 
