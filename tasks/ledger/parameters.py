@@ -255,7 +255,7 @@ class TaskParameters:
     opening_fine_bps: int = 500
     """That fine, as a share of the window's price."""
     window_extra_ms: int = HOUR_MS
-    """A worker that does not prove a window in time gets so long once in a task, for the same fine; 0: nothing."""
+    """A worker whose window is not proved in time gets so long, once after each start, for that fine; 0: none."""
     serve_ms: int = 24 * HOUR_MS
     """After a jury that could not fetch what a verifier had missed, its worker has so long to serve it."""
     final_ms: int = 30 * MINUTE_MS
