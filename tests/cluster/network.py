@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from click.testing import CliRunner
 
@@ -27,6 +27,8 @@ from tests.cluster.ports import free_ports
 
 PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
+
+CALL_PATIENCE_S: Final = 30.0
 
 _T = TypeVar("_T")
 
@@ -162,16 +164,21 @@ class Network:
 
     def call(self, name: str, method: str, *params: Any) -> Any:
         """Ask the gateway of a member, which may still be coming up."""
-        url = self.url(name)
+        return self._ask(name, method, lambda client: client.call(method, *params))
 
-        def ask() -> list[Any] | None:
+    def submit(self, name: str, raw: str) -> str:
+        """Submit a transaction at a member, which may have it already: an answer may be lost. Return its hash."""
+        return "0x" + self._ask(name, "a submission", lambda client: client.submit(bytes.fromhex(raw[2:]))).hex()
+
+    def _ask(self, name: str, what: str, do: Callable[[Client], _T]) -> _T:
+        url, deadline = self.url(name), time.monotonic() + CALL_PATIENCE_S
+        while True:
             try:
                 with Client(url) as client:
-                    return [client.call(method, *params)]
-            except DekubeError:
-                return None
-
-        return wait_for(ask, f"{name} answers {method}", patience_s=30)[0]
+                    return do(client)
+            except DekubeError as error:
+                assert time.monotonic() < deadline, f"{name} answers {what}: {error.code} {error}"
+            time.sleep(0.1)
 
     def block(self, name: str, height: int) -> dict[str, Any]:
         self.wait_height(name, height)

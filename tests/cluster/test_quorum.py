@@ -62,7 +62,7 @@ def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: P
         payer = member_key(net, "validator-2")  # which does nothing itself meanwhile
         who = "0x" + payer.address.hex()
         nonce = net.call("validator-0", "dekube_getNonce", who)["nonce"]
-        sent = net.call("validator-0", "eth_sendRawTransaction", payment(payer, net, nonce))
+        sent = net.submit("validator-0", payment(payer, net, nonce))
         net.verb("restart", "validator-0")
         assert net.call("validator-0", "eth_getTransactionByHash", sent)["blockHash"] is None
         assert net.call("validator-0", "dekube_getNonce", who)["pending_nonce"] == nonce + 1
