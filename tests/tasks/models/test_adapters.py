@@ -147,7 +147,6 @@ def loaded(folder: Path) -> Callable[[list[int]], np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_transformers_and_peft_load_a_folder_and_choose_the_same_tokens(tmp_path: Path) -> None:
     logits = loaded(tmp_path)
     weights, tokens = merged(), [3, 60, 11, 5, 42]
