@@ -146,7 +146,7 @@ class MarketState:
             **times, "id": task_id, "requester": requester, "phase": Phase.MATCHING, "reason": Reason.ADMITTED,
             "created_ms": START_MS, "changed_ms": START_MS, "match_by_ms": NOW_MS + 86_400_000, "worker": b"",
             "waker": b"",
-            "excluded": (), "words": (), "target": job.windows, "state_root": job.init_root,
+            "excluded": (), "complaints": (), "target": job.windows, "state_root": job.init_root,
             "final_root": job.init_root, "history": 2, "deadline_ms": NOW_MS + 86_400_000, **fields,
         }  # fmt: skip
         vault = Vault.create(self.state, task_id, requester, ignore, 0)

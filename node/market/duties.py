@@ -220,7 +220,7 @@ class DutyService:
             "task_claimed": self._worker.claims_made,
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
-            "window_denied": self._worker.windows_denied,
+            "window_not_fetched": self._worker.windows_not_fetched,
         }
 
     @property

@@ -41,6 +41,7 @@ from tasks.ledger.progress import window_span_ms
 from tasks.ledger.queries import Action, WorkDuty, work_duties
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.registry import load_node, profile_to_value
+from tasks.ledger.screening import kind_objections
 from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
@@ -100,7 +101,7 @@ class Worker:
         """Tasks that this machine proved to be such that nobody can run them, since the start of the node."""
         self.late_openings = 0
         """Windows opened in the extension that costs a fine, since the start of the node."""
-        self.windows_denied = 0
+        self.windows_not_fetched = 0
         """Windows that a jury could not fetch and that this machine answered for, since the start of the node."""
 
     def _work_duty(self, task: bytes) -> WorkDuty | None:
@@ -133,7 +134,7 @@ class Worker:
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
         reason = Reason.JOB_UNFIT
         if not lack:
-            lack, reason = _lack_of_model(spec) or await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
+            lack, reason = _lack_of_kind(spec) or await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1
@@ -408,16 +409,16 @@ class Worker:
             )  # fmt: skip
             raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} is not here as a whole")
         await self._wallet.send(SERVE_WINDOW, [duty.task, duty.window])
-        self.windows_denied += 1
+        self.windows_not_fetched += 1
         _log.warning(
             "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
             task=duty.task, window=duty.window, segments=list(duty.segments),
         )  # fmt: skip
 
 
-def _lack_of_model(spec: JobSpec) -> str:
-    """Return that a job has an input that this node does not fetch yet, or an empty text.
+def _lack_of_kind(spec: JobSpec) -> str:
+    """Return why this node does not run jobs of a kind, or an empty text.
 
-    The executor runs such jobs. Told as an input that is not to be had, it pauses no machine (R53).
+    It is told as an input that cannot be fetched: a complaint pauses no machine (R53).
     """
-    return "the model of the job: this node fetches data sets alone" if len(spec.inputs()) > 1 else ""
+    return "; ".join(text for _, text in kind_objections(spec))

@@ -42,6 +42,7 @@ from tasks.ledger.screening import (
     check_start,
     cost_objections,
     dataset_objections,
+    kind_objections,
     look_out,
     machine_notices,
     machine_objections,
@@ -182,7 +183,7 @@ def _look(
             raise unknown_task(task) from None
     outlook = look_out(reader, job, now_ms, parameters, excluded)
     return _Seen(
-        outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)),
+        outlook, [*kind_objections(job), *check_start(job, any_size=False)], report_on(reader, spec_hash(raw)),
         last_prices(reader, class_of(job)), is_private,
     )  # fmt: skip
 

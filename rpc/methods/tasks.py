@@ -29,11 +29,11 @@ from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
 from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
+from tasks.ledger.complaints import aside_until_ms
 from tasks.ledger.lifecycle import Phase, Reason, group_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
 from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
-from tasks.ledger.words import aside_until_ms
 from tasks.spec import decode_spec, spec_hash
 
 __all__ = ["TASK_COMPONENTS", "TASK_ID", "TASK_METHODS", "unknown_task"]
@@ -133,7 +133,7 @@ async def get_task(node: NodeApi, task: bytes) -> Json:
         | {
             "spec": _spec(found.spec),
             "claim": _claim(found.claim, found.spec),
-            "words": [address(machine) for machine in found.record.words],
+            "complaints": [address(machine) for machine in found.record.complaints],
             "aside_until_ms": found.aside_until_ms or None,
         },
     }
@@ -264,11 +264,11 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "claim": nullable(
                 obj({"reason": words_of(Reason), "fault": nullable(words_of(Fault)), "text": STRING})
             ),
-            "words": array(ADDRESS_OUT),
+            "complaints": array(ADDRESS_OUT),
             "aside_until_ms": nullable(NUMBER),
         },
-        description="A task with its job. `claim`: what its worker proved, which ended it. `words`: machines that "
-        "could not have its inputs. `aside_until_ms`: until when, in steady time, it is out of the book for that.",
+        description="A task with its job. `claim`: what its worker proved, which ended it. `complaints`: machines "
+        "that could not have its inputs. `aside_until_ms`: until when (steady time) it is out of the book for it.",
     ),
     "Spec": obj(
         {

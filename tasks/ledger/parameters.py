@@ -24,7 +24,7 @@ _BOUNDS: Final = {
     "decline_ms": (0, _MS_MAX),
     "decline_fine": (0, 1 << 100),
     "decline_memory_ms": (0, _MS_MAX),
-    "words_wait_ms": (0, _MS_MAX),
+    "complaints_wait_ms": (0, _MS_MAX),
     "retire_ms": (1, _MS_MAX),
     "reputation_half_life_ms": (64, _MS_MAX),
     "accept_ms": (1, _MS_MAX),
@@ -148,7 +148,7 @@ class TaskParameters:
     decline_doublings_max: int = 6
     decline_memory_ms: int = HOUR_MS
     """So long after such a pause the next one is as short as the first again."""
-    words_wait_ms: int = 10 * MINUTE_MS
+    complaints_wait_ms: int = 10 * MINUTE_MS
     """So long a task stays out of the book once machines of three operators could not have its inputs.
     That doubles with each further one. Its requester may end it before."""
     retire_ms: int = 7 * DAY_MS

@@ -13,6 +13,7 @@ from state.view.accounts import balance_of
 from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
+from tasks.ledger.complaints import aside_ms, is_aside, take_complaint
 from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.disputes import forget_disputes, has_disputes
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
@@ -45,7 +46,6 @@ from tasks.ledger.settlement import (
     window_work_ms,
 )
 from tasks.ledger.trials import measured_node, measured_rate
-from tasks.ledger.words import aside_ms, is_aside, take_word
 from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
@@ -334,7 +334,7 @@ def turn_down(case: Case, reason: Reason, *, is_excused: bool = False, is_agains
     """
     worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
     has_paid = not is_excused and _fine_unstarted(case, worker)
-    if is_against and take_word(case, worker):
+    if is_against and take_complaint(case, worker):
         pass
     elif has_paid and reason != Reason.ACCEPT_TIMEOUT:
         reputation.count_decline(case.state, worker, case.now, case.parameters)

@@ -6,6 +6,7 @@ from billing.escrow import Pool
 from state.primitives.hashing import ZERO_HASH
 from tasks.errors import NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.ledger.claims import DIVERGENCE_CLAIMED
+from tasks.ledger.complaints import refute_complaints
 from tasks.ledger.custody import check_custody
 from tasks.ledger.lifecycle import Event, Phase, Reason
 from tasks.ledger.open_task import Case
@@ -13,7 +14,6 @@ from tasks.ledger.progress import arm_running, free_slot
 from tasks.ledger.records import Opened
 from tasks.ledger.settlement import charge_of, has_standing, may_open
 from tasks.ledger.verification import prove
-from tasks.ledger.words import refute_words
 from tasks.programs.divergence import Divergence, diverged_root, is_store
 from tasks.proofs import WindowProof
 
@@ -96,7 +96,7 @@ def _take(case: Case, proof: WindowProof, step_to: int) -> None:
         raise ProofMismatch(f"the window has {segments} segments")
     check_custody(case, proof)
     prove(case, proof)
-    refute_words(case)
+    refute_complaints(case)
     case.change(
         next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0,
         open_charge=record.open_charge + charge,

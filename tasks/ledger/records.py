@@ -81,8 +81,8 @@ class TaskRecord(NamedTuple):
     Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
     ``match_by_ms`` is when the search for a worker under way ends. ``price_per_tera_unit`` and ``rate`` are what
     the worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
-    worker was new then: the floor of a check and of the bond follow from them. ``words`` are the machines that
-    could not have its inputs since a window was last proved (R53).
+    worker was new then: the floor of a check and of the bond follow from them. ``complaints`` are the machines
+    that could not have its inputs since a window was last proved (R53).
     """
 
     id: bytes
@@ -122,7 +122,7 @@ class TaskRecord(NamedTuple):
     prepared: int
     base_fee: int
     is_new: int
-    words: tuple[bytes, ...]
+    complaints: tuple[bytes, ...]
 
     @property
     def own_windows(self) -> range:
@@ -253,7 +253,7 @@ def load_task(state: Reader, task_id: bytes) -> TaskRecord:
 def _task(value: Any) -> TaskRecord:
     fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
-    for name in ("excluded", "words"):
+    for name in ("excluded", "complaints"):
         fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
     return TaskRecord(**fields)
 

@@ -31,7 +31,7 @@ DOUBT: Final = 2
 who is honest has none in the long run, unless a third of those that it meets want to give it some."""
 DOUBTS_MAX: Final = 1 << 16
 REFUTED_MAX: Final = 3
-"""Declines in a row from which on a word against a task that was refuted has a pause."""
+"""Declines in a row from which on a refuted complaint has a pause."""
 DRAW_STEPS_MILLI: Final = (750, 900, 975)
 """Reputations from which on a bond counts once more in the draws of verifiers: 2, 8 and 38 good outcomes of late
 without a bad one. Who is new has none of them, so a fault is not worth a new key."""

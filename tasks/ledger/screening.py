@@ -41,6 +41,7 @@ __all__ = [
     "check_start",
     "cost_objections",
     "dataset_objections",
+    "kind_objections",
     "look_out",
     "machine_notices",
     "machine_objections",
@@ -160,6 +161,17 @@ def _start_root(plan: JobPlan) -> bytes:
 
     assert isinstance(plan, TuningPlan)
     return first_state(plan).root(plan)
+
+
+# The kind
+
+
+def kind_objections(spec: JobSpec) -> list[Objection]:
+    """Return that nodes of this version do not run a job, where that is so: they fetch no models."""
+    if len(spec.inputs()) == 1:
+        return []
+    text = f"nodes of this version do not fetch models, so no machine runs a job of the kind {spec.kind}"
+    return [Objection("kind_not_run", text)]
 
 
 # The machines

@@ -61,7 +61,7 @@ def wait_for_worker(case: Case, window: WindowRecord) -> None:
 
 
 def serve(case: Case, number: int, sender: bytes) -> None:
-    """Take a worker's word that it serves what was missed: more jurors are drawn, once.
+    """Take a worker's statement that it serves what was missed: more jurors are drawn, once.
 
     After the time of an opening it costs what a late opening costs. Raises WrongPhase, NotYours.
     """

@@ -18,7 +18,7 @@ __all__ = ["SERVE_WINDOW", "serving_rules"]
 
 SERVE_WINDOW: Final = 0x54
 SERVE_GAS: Final = 600_000
-"""Weight of the word that a window is served: what the chain does for it is the draw of an enlarged jury."""
+"""Gas of serve_window: the chain draws an enlarged jury for it."""
 NUMBER_LIMIT: Final = 1 << 32
 CaseOf = Callable[[Overlay, Context, bytes], Case]
 

@@ -24,6 +24,7 @@ from tasks.ledger.calls import bids_due, hold_call, put_off, was_put_off
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
+from tasks.ledger.complaints import is_complaint
 from tasks.ledger.custody_lies import on_custody_due
 from tasks.ledger.custody_transitions import custody_rules
 from tasks.ledger.deadlines import (
@@ -78,7 +79,6 @@ from tasks.ledger.verification import (
     reveal,
     seal,
 )
-from tasks.ledger.words import is_word
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -492,7 +492,7 @@ class _Market:
             prepared=0,
             base_fee=0,
             is_new=0,
-            words=(),
+            complaints=(),
             rank=min(budget.total.bit_length() // 2, RANKS - 1),
         )
         case = Case(scope, record, is_new=True)
@@ -593,7 +593,7 @@ class _Market:
 
     def give_up(self, state: Overlay, payload: TaskReason, context: Context) -> None:
         case = self._as_worker(state, context, payload.task)
-        is_against = is_word(case.record.phase, payload.reason)
+        is_against = is_complaint(case.record.phase, payload.reason)
         match case.record.phase:
             case Phase.ASSIGNED:
                 is_excused = payload.reason != Reason.WORKER_LEFT or self._lacks_bond(case)

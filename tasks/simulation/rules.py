@@ -356,9 +356,9 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             (Aim("griefing worker", {"place": "compute"}), Aim("ask decoys", {"silent": True})),
         ),
         Absent(
-            "words", "whoever cannot have the inputs of a task has a pause",
+            "complaints", "whoever cannot have the inputs of a task has a pause",
             aims=(Aim("griefing requester", {"cancels": "never", "withholds": True}), Aim("ask decoys")),
-            patches=(_of("take_word", _never, "words"),),
+            patches=(_of("take_complaint", _never, "complaints"),),
         ),
         Absent(
             "drawn-offers", "offers always go to the lowest ask", {"offers_ranked": 64},

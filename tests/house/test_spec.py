@@ -60,6 +60,7 @@ from tasks.kinds import finetune as finetune_jobs
 from tasks.ledger import (
     bonds,
     carriage,
+    complaints,
     custody_records,
     disputes,
     draws,
@@ -73,7 +74,6 @@ from tasks.ledger import (
     transitions,
     trials,
     verification,
-    words,
 )
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
@@ -194,8 +194,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,
         "turns_max": parking.TURNS_MAX,
-        "words_wanted": words.WORDS_WANTED,
-        "words_max": words.WORDS_MAX,
+        "complaints_wanted": complaints.COMPLAINTS_WANTED,
+        "complaints_max": complaints.COMPLAINTS_MAX,
         "layers_max": plan.LAYERS_MAX,
         "width_max": plan.WIDTH_MAX,
         "parameters_max": plan.PARAMETERS_MAX,

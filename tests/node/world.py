@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import pytest
 import trio
 
+import node.market.duties
+import node.market.inputs
 from node.chain.block_tree import Chain, Executed
 from node.chain.ledger import NodeLedger
 from node.chain.mempool import MempoolOptions
@@ -163,3 +166,12 @@ class Machine:
     def stop(self) -> None:
         """End the duties as a node that goes down does."""
         self._scope.cancel()
+
+
+def world_with(folder: Path, monkeypatch: pytest.MonkeyPatch, parameters: Mapping[str, int]) -> World:
+    """Return a chain with these parameters beside its own; its nodes try again sooner than others."""
+    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
+    for name, value in parameters.items():
+        monkeypatch.setitem(PARAMETERS, name, value)
+    return World(folder)

@@ -305,17 +305,20 @@ async def test_a_task_shows_the_machines_that_could_not_have_its_inputs_and_unti
     said: list[bytes] = []
     for _ in range(3):
         shown = (await node.call("dekube_getTask", hexed(task)))["task"]
-        assert ([item.lower() for item in shown["words"]], shown["aside_until_ms"]) == ([*map(hexed, said)], None)
+        assert ([item.lower() for item in shown["complaints"]], shown["aside_until_ms"]) == (
+            [*map(hexed, said)],
+            None,
+        )
         said.append(world.run(task, until=lambda record: record.worker != b"").worker)
         assert world.send(said[-1], GIVE_UP_TASK, [task, int(Reason.INPUT_UNAVAILABLE)]) is None
     world.block()
     shown = (await node.call("dekube_getTask", hexed(task)))["task"]
-    assert [item.lower() for item in shown["words"]] == [*map(hexed, said)]
+    assert [item.lower() for item in shown["complaints"]] == [*map(hexed, said)]
     assert shown["aside_until_ms"] == world.task(task).match_at_ms > world.time_ms
     lines = _said(shown)
     assert lines["inputs"].startswith("3 machines could not fetch the inputs; the search waits until 20")
     assert world.send(REQUESTER, RESUME_TASK, [task]) is None
     world.block()
     shown = (await node.call("dekube_getTask", hexed(task)))["task"]
-    assert len(shown["words"]) == 3 and shown["aside_until_ms"] is None
+    assert len(shown["complaints"]) == 3 and shown["aside_until_ms"] is None
     assert _said(shown) == {"inputs": "3 machines could not fetch the inputs"}

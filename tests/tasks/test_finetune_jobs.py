@@ -19,7 +19,7 @@ from tasks.kinds.finetune import STEP_CALLS_MAX
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.questions import question_of
 from tasks.ledger.records import Opened, load_window
-from tasks.ledger.screening import check_start
+from tasks.ledger.screening import check_start, kind_objections
 from tasks.programs.program import SourceKind
 from tasks.spec import Schedule, classifier_plan, decode_spec, encode_spec, spec_hash
 from tests.tasks.dispute.liars import Job, lie, play_out
@@ -45,6 +45,7 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
     assert len(first_state(PLAN).encode()) <= PLAN.state_limit_bytes
     assert check_start(SPEC) == []
     assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
+    assert [found.code for found in kind_objections(SPEC)] == ["kind_not_run"]
     with pytest.raises(UnsupportedJob):
         classifier_plan(SPEC)
 

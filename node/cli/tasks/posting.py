@@ -34,7 +34,7 @@ from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
+from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
@@ -253,7 +253,7 @@ def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
 def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:
     """Return the obstacles to a job: those that the gateway knows, and those found here."""
     found = [(item.code, item.text) for item in quoted.objections]
-    here = check_start(job)
+    here = [*kind_objections(job), *check_start(job)]
     if job.dataset.blob == DIGITS_BLOB:  # the gateway's node may not hold it yet
         here = [*dataset_objections(job, DIGITS_FACTS), *here]
     return found + [(code, text) for code, text in here if code not in dict(found)]

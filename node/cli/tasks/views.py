@@ -158,7 +158,7 @@ def _waits(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _said(record: Mapping[str, Any]) -> dict[str, str]:
     """Return what machines said against the task's inputs; a gateway of an earlier version does not say."""
-    count = len(record.get("words", ()))
+    count = len(record.get("complaints", ()))
     if not count:
         return {}
     said = f"{counted(count, 'machine')} could not fetch the inputs"

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-import node.market.duties
-import node.market.inputs
-import tests.node.world
 from state.primitives.genesis import read_parameters
 from tasks.custody.keys import public_key_root
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
@@ -21,7 +18,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import encode_spec
 from tests.node.market.test_duties import REQUESTER, Market
-from tests.node.world import Machine, World
+from tests.node.world import Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
@@ -76,11 +73,7 @@ class KeptMarket(Market):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    for name, value in CUSTODY.items():
-        monkeypatch.setitem(tests.node.world.PARAMETERS, name, value)
-    return World(tmp_path)
+    return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
 async def test_an_output_is_kept_demanded_delivered_and_paid(world: World) -> None:

@@ -8,9 +8,6 @@ import pytest
 import trio
 import trio.lowlevel
 
-import node.market.duties
-import node.market.inputs
-import tests.node.world
 from node.market.inputs import Inputs
 from node.market.keeper import Keeper, NoRoomToKeep
 from p2p.blob.store import BlobStore
@@ -29,7 +26,7 @@ from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import encode_spec
 from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
-from tests.node.world import Machine, World
+from tests.node.world import Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
@@ -103,11 +100,7 @@ def blobs_of(machine: Machine) -> BlobStore:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    for name, value in CUSTODY.items():
-        monkeypatch.setitem(tests.node.world.PARAMETERS, name, value)
-    return World(tmp_path)
+    return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
 @pytest.mark.parametrize("is_private", [True, False], ids=["private", "public"])

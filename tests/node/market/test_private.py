@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-import node.market.duties
-import node.market.inputs
-import tests.node.world
 from billing.escrow import Purpose
 from node.market.key_shares import METHOD_KEEP_SHARE, METHOD_SHARE, ShareBook
 from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing, NotEntitled, TaskKeys
@@ -35,7 +32,7 @@ from tasks.spec import JobSpec, encode_spec
 from testnet.scenarios.swindle import SwindlersDuties
 from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
-from tests.node.world import Machine, World
+from tests.node.world import Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
@@ -93,11 +90,7 @@ class PrivateMarket(Market):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    for name, value in CUSTODY.items():
-        monkeypatch.setitem(tests.node.world.PARAMETERS, name, value)
-    return World(tmp_path)
+    return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from tests.node.market.test_duties import Market
 from tests.node.world import PARAMETERS, Machine, World
 from tests.tasks.executor.helpers import make_spec
 
-DENIED = "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node"
+NOT_FETCHED = "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node"
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ async def test_a_worker_that_no_peer_reached_asks_for_more_jurors_by_itself_and_
     seats = (*window.verifiers, *window.jurors)
     found = [finding.code for seat in seats for finding in seat.findings or ()]
     assert found[-2:] == [Code.UNAVAILABLE, Code.COMPUTED]  # the first juror, and the one that was asked for
-    assert worker.duties is not None and worker.duties.market_events["window_denied"] == 1
-    told = [line for line in lines if line["event"] == DENIED]
+    assert worker.duties is not None and worker.duties.market_events["window_not_fetched"] == 1
+    told = [line for line in lines if line["event"] == NOT_FETCHED]
     assert [(line["log_level"], line["task"], line["window"]) for line in told] == [("warning", market.task, 0)]
     assert told[0]["segments"] == [0]
     burned = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import comb
 from typing import Final
 
 import pytest
@@ -12,9 +13,9 @@ from tasks.ledger import queries
 from tasks.ledger.disputes import DisputeEnding
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import Action, CheckDuty
-from tasks.ledger.records import WindowRecord, load_window
+from tasks.ledger.records import Seat, WindowRecord, load_window
 from tasks.ledger.registry import NodeRole
-from tasks.ledger.serving import ENLARGED_JURY
+from tasks.ledger.serving import ENLARGED_JURY, is_upheld
 from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.proofs import Code, Finding
 from tests.tasks.world import HONEST, QUICK, Manners, World, spec
@@ -220,3 +221,36 @@ def test_where_nobody_is_left_for_a_larger_jury_the_window_is_not_paid_and_the_b
     assert not any(line.party == worker and line.movement == Movement.PAID for line in queries.bill(
         world.state, task
     ).lines)  # fmt: skip
+
+
+def _lost(world: World, window: WindowRecord, fetching: float) -> float:
+    """Return how often the bond is lost if each juror says with this chance that it could fetch."""
+    first = world.parameters.jury
+
+    def chance(seats: int, of: int) -> float:
+        return comb(of, seats) * fetching**seats * (1 - fetching) ** (of - seats)
+
+    def upheld(votes: int, jurors: int) -> bool:
+        seat = Seat(bytes(20), b"", None)
+        unserved = 0 if jurors == first else 1 + first
+        return is_upheld(window._replace(jurors=(seat,) * jurors, unserved=unserved), votes)
+
+    return sum(
+        chance(early, first) * chance(late, ENLARGED_JURY - first)
+        for early in range(first + 1)
+        for late in range(ENLARGED_JURY - first + 1)
+        if not upheld(early, first) and not upheld(early + late, ENLARGED_JURY)
+    )
+
+
+@pytest.mark.parametrize(
+    ("league", "forger", "honest"),
+    [(0.1, 0.97, 0.0), (0.25, 0.75, 0.0006), (1 / 3, 0.52, 0.0066), (0.45, 0.21, 0.061)],
+)
+def test_how_often_a_forger_and_an_honest_worker_lose_their_bonds(
+    league: float, forger: float, honest: float
+) -> None:
+    world, _, task, _ = market(HONEST)
+    window = run_until(world, task, WindowPhase.SEALING)
+    assert _lost(world, window, league) == pytest.approx(forger, abs=0.005)
+    assert _lost(world, window, 1 - league) == pytest.approx(honest, abs=0.0005)

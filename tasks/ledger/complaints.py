@@ -1,6 +1,6 @@
-"""What machines say against a task whose inputs they cannot have, and what follows from it (market.md R53).
+"""Complaints of machines that a task's inputs cannot be fetched, and what follows from them (market.md R53).
 
-Nobody can show that a blob could not be fetched. So a word costs the machine nothing until another operator
+Nobody can show that a blob could not be fetched. So a complaint costs the machine nothing until another operator
 proves a window of the task. Once machines of three operators have said the same, the task stays out of the book
 for a time.
 """
@@ -18,27 +18,38 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import load_node
 
-__all__ = ["WORDS_MAX", "aside_ms", "aside_until_ms", "is_aside", "is_word", "refute_words", "take_word"]
+__all__ = [
+    "COMPLAINTS_MAX",
+    "aside_ms",
+    "aside_until_ms",
+    "is_aside",
+    "is_complaint",
+    "refute_complaints",
+    "take_complaint",
+]
 
-WORDS_WANTED: Final = 3
+COMPLAINTS_WANTED: Final = 3
 """Operators whose machines say the same, after which a task is set aside."""
-WORDS_MAX: Final = 8
-"""Words that a task keeps. Who has said more is a machine that declines, as with any other excuse."""
+COMPLAINTS_MAX: Final = 8
+"""Complaints that a task keeps. A further one is a decline with an excuse, like any other."""
 
 
-def is_word(phase: Phase, reason: Reason) -> bool:
-    """Tell whether this reason is one against the task: before it is accepted, only that its key cannot be had."""
+def is_complaint(phase: Phase, reason: Reason) -> bool:
+    """Tell whether a machine that leaves with this reason complains of the inputs.
+
+    A job that is unfit before it is accepted is one that the machine has no room for.
+    """
     if phase == Phase.ASSIGNED:
         return reason == Reason.INPUT_UNAVAILABLE
     return phase == Phase.PREPARING and reason in (Reason.INPUT_UNAVAILABLE, Reason.JOB_UNFIT)
 
 
-def take_word(case: Case, machine: bytes) -> bool:
-    """Keep the word of the task's machine; False where no more are kept."""
-    words = case.record.words
-    if len(words) >= WORDS_MAX:
+def take_complaint(case: Case, machine: bytes) -> bool:
+    """Keep the complaint of the task's machine; False where no more are kept."""
+    complaints = case.record.complaints
+    if len(complaints) >= COMPLAINTS_MAX:
         return False
-    case.change(words=(*(known for known in words if known != machine), machine))
+    case.change(complaints=(*(known for known in complaints if known != machine), machine))
     return True
 
 
@@ -58,13 +69,13 @@ def _operators(state: Reader, machines: Iterable[bytes]) -> int:
 
 
 def aside_ms(case: Case) -> int:
-    """Return for how long a task that searches again stays out of the book: it doubles with each word."""
+    """Return for how long a task that searches again stays out of the book: it doubles with each complaint."""
     return _wait_ms(case.state, case.record, case.parameters)
 
 
 def _wait_ms(state: Reader, record: TaskRecord, parameters: TaskParameters) -> int:
-    beyond = _operators(state, record.words) - WORDS_WANTED
-    return 0 if beyond < 0 else parameters.words_wait_ms << beyond
+    beyond = _operators(state, record.complaints) - COMPLAINTS_WANTED
+    return 0 if beyond < 0 else parameters.complaints_wait_ms << beyond
 
 
 def is_aside(case: Case) -> bool:
@@ -80,10 +91,12 @@ def aside_until_ms(state: Reader, record: TaskRecord, now_ms: int, parameters: T
     return record.match_at_ms
 
 
-def refute_words(case: Case) -> None:
-    """Count the words against a task as declines: its worker, of another operator, has proved a window."""
+def refute_complaints(case: Case) -> None:
+    """Count the complaints against a task as declines: its worker, of another operator, has proved a window."""
+    if not case.record.complaints:
+        return
     worker = _parties(case.state, case.record.worker)
-    for machine in case.record.words:
+    for machine in case.record.complaints:
         if worker.isdisjoint(_parties(case.state, machine)):
             reputation.mark_refuted(case.state, machine, case.now, case.parameters)
-    case.change(words=())
+    case.change(complaints=())

@@ -9,13 +9,13 @@ import pytest
 
 from billing.escrow import escrow_totals
 from state.view.accounts import balance_of
+from tasks.ledger.complaints import COMPLAINTS_MAX
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import MINUTE_MS
 from tasks.ledger.queries import Action
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import NodeRole, require_node
 from tasks.ledger.transitions import CANCEL_TASK, GIVE_UP_TASK, RESUME_TASK
-from tasks.ledger.words import WORDS_MAX
 from tests.tasks.world import HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 WORK: Final = NodeRole.COMPUTE
@@ -57,7 +57,7 @@ def declines(world: World, machine: bytes) -> tuple[int, bool]:
 
 
 def test_three_operators_set_a_task_aside_for_longer_each_time_and_no_machine_pauses() -> None:
-    world = market(WORDS_MAX)
+    world = market(COMPLAINTS_MAX)
     task = world.create(spec(match_ms=12 * 3_600_000))
     machines, waits = [], []
     for _ in range(5):
@@ -92,7 +92,7 @@ def test_its_requester_goes_on_at_once_and_another_word_sets_it_aside_for_longer
     assert world.send(REQUESTER, RESUME_TASK, [task]) is None
     assert world.send(REQUESTER, RESUME_TASK, [task]) == "wrong_phase"
     say(world, task)
-    assert wait_of(world, world.task(task)) == 2 * CALLS.words_wait_ms
+    assert wait_of(world, world.task(task)) == 2 * CALLS.complaints_wait_ms
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     assert world.task(task).phase == Phase.CANCELLED
 
@@ -104,9 +104,9 @@ def test_machines_of_one_operator_have_one_word() -> None:
     task = world.create()
     for _ in range(4):
         say(world, task)
-    assert wait_of(world, world.task(task)) < CALLS.words_wait_ms
+    assert wait_of(world, world.task(task)) < CALLS.complaints_wait_ms
     say(world, task)
-    assert wait_of(world, world.task(task)) == CALLS.words_wait_ms
+    assert wait_of(world, world.task(task)) == CALLS.complaints_wait_ms
 
 
 @pytest.mark.parametrize("reason", [INPUTS, Reason.JOB_UNFIT])
@@ -124,7 +124,7 @@ def test_whoever_another_operator_refutes_pauses_from_the_third_time_on(reason: 
         world.machines[liar] = IDLE
         before = declines(world, liar)[1]
         world.run(task, until=lambda record: record.next_window > 0)
-        assert not before and world.task(task).words == ()
+        assert not before and world.task(task).complaints == ()
         node = require_node(world.state, liar)
         found.append((node.declines, max(0, node.match_from_ms - world.time_ms) // 5_000))
         world.run_to(task, Phase.SETTLED)
@@ -141,14 +141,14 @@ def test_a_machine_of_the_same_operator_refutes_nobody() -> None:
     task = world.create()
     assert say(world, task) == bytes([1]) * 20
     world.run(task, until=lambda record: record.next_window > 0)
-    assert world.task(task).words == () and declines(world, bytes([1]) * 20) == (0, False)
+    assert world.task(task).complaints == () and declines(world, bytes([1]) * 20) == (0, False)
 
 
 def test_who_says_more_than_a_task_keeps_pauses_as_others_that_decline() -> None:
-    world = market(WORDS_MAX + 1)
+    world = market(COMPLAINTS_MAX + 1)
     task = world.create(spec(match_ms=24 * 3_600_000))
-    for at in range(WORDS_MAX + 1):
+    for at in range(COMPLAINTS_MAX + 1):
         machine = say(world, task)
-        assert declines(world, machine) == ((0, False) if at < WORDS_MAX else (1, True))
+        assert declines(world, machine) == ((0, False) if at < COMPLAINTS_MAX else (1, True))
         assert world.send(REQUESTER, RESUME_TASK, [task]) == (None if at > 1 else "wrong_phase")
-    assert len(world.task(task).words) == WORDS_MAX
+    assert len(world.task(task).complaints) == COMPLAINTS_MAX
