@@ -138,7 +138,7 @@ def receipt_of(
 ) -> Receipt:
     """Return the receipt of a state. Raises FolderInvalid for a name of a model that no file can carry."""
     if not _BASE.fullmatch(base):
-        raise FolderInvalid(f"{base[:40]!r} is no name of a model: letters, digits and ._/- are allowed")
+        raise FolderInvalid(f"{base[:40]!r} is not the name of a model: letters, digits and ._/- are allowed")
     roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(shape).items()}
     return Receipt(
         task, base, model_root, rows_root, state.step, _state_root(shape, state.step, roots), shape,

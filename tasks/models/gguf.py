@@ -119,7 +119,7 @@ class _Reader:
         try:
             return self.bytes(size).decode()
         except UnicodeDecodeError:
-            raise ModelInvalid(f"text that is no UTF-8 before byte {self.at}") from None
+            raise ModelInvalid(f"not UTF-8 text before byte {self.at}") from None
 
     def setting(self) -> Setting:
         kind = self.count("I", max(_NUMBERS), "as a type")

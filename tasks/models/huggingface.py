@@ -56,7 +56,7 @@ def _object(name: str, data: bytes, limit: int) -> dict[str, Any]:
     try:
         return read_object(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise ModelInvalid("text that is no UTF-8", file=name) from None
+        raise ModelInvalid("not UTF-8 text", file=name) from None
     except JsonFault as fault:
         place = "" if fault.line is None else f" (line {fault.line}, column {fault.column})"
         raise ModelInvalid(f"{fault}{place}", file=name) from None
@@ -66,11 +66,11 @@ def shards_of(index: bytes) -> dict[str, frozenset[str]]:
     """Return the names of the files that an index names, each with its tensors. Raises ModelInvalid."""
     places = _object(INDEX, index, INDEX_BYTES_MAX).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise ModelInvalid("weight_map is no object of tensors and files", file=INDEX)
+        raise ModelInvalid("weight_map is not an object of tensors and files", file=INDEX)
     found = dict[str, set[str]]()
     for tensor, name in places.items():
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
-            raise ModelInvalid(f"weight_map: {str(name)[:40]!r} is no name of a safetensors file", file=INDEX)
+            raise ModelInvalid(f"weight_map: {str(name)[:40]!r} is not the name of a safetensors file", file=INDEX)
         found.setdefault(name, set()).add(tensor)
         if len(found) > SHARDS_MAX:
             raise ModelInvalid(f"more than {SHARDS_MAX} files", file=INDEX)
@@ -84,7 +84,7 @@ def ends_of(*settings: tuple[str, bytes]) -> frozenset[int]:
         value = _object(name, data, CONFIG_BYTES_MAX).get("eos_token_id")
         tokens = value if isinstance(value, list) else [] if value is None else [value]
         if len(tokens) > ENDS_MAX or not all(type(token) is int and token >= 0 for token in tokens):
-            raise ModelInvalid("eos_token_id is no token and no list of tokens", file=name)
+            raise ModelInvalid("eos_token_id is neither a token nor a list of tokens", file=name)
         found.update(tokens)
     return frozenset(found)
 
@@ -121,7 +121,7 @@ class Checkpoint:
             if tensor == _OUTER["head"]:
                 self._check_tied()
             elif not _CONSTANTS.fullmatch(tensor):
-                raise ModelUnsupported(f"tensor {tensor[:80]} is read by no program", file=self._of[tensor])
+                raise ModelUnsupported(f"tensor {tensor[:80]} is not of this architecture", file=self._of[tensor])
 
     def _check_tied(self) -> None:
         head, embedding = _OUTER["head"], _OUTER["embedding"]
@@ -187,7 +187,7 @@ class _Settings:
         if value is None:
             value = otherwise
         if type(value) is not int or not 1 <= value < 1 << 40:
-            raise ModelInvalid(f"{key} is no positive integer", file=CONFIG)
+            raise ModelInvalid(f"{key} is not a positive integer", file=CONFIG)
         return value
 
     def truth(self, key: str) -> bool:
@@ -201,7 +201,7 @@ class _Settings:
         value = self._values.get(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
             hint = f", {' or '.join(map(str, allowed))} is" if allowed else ""
-            raise ModelUnsupported(f"{key} {str(value)[:40]!r} is not computed{hint}", file=CONFIG)
+            raise ModelUnsupported(f"{key} {str(value)[:40]!r} is not supported{hint}", file=CONFIG)
 
 
 def _rotary_base(settings: _Settings) -> int:
@@ -212,7 +212,7 @@ def _rotary_base(settings: _Settings) -> int:
         if found is None:
             continue
         if not isinstance(found, dict):
-            raise ModelInvalid(f"{key} is no object", file=CONFIG)
+            raise ModelInvalid(f"{key} is not an object", file=CONFIG)
         inner = _Settings(found)
         inner.refuse("rope_type", "default")
         inner.refuse("type", "default")
@@ -223,17 +223,17 @@ def _rotary_base(settings: _Settings) -> int:
             base = other
     base = 10_000 if base is None else base
     if type(base) not in (int, float) or not 2 <= base < 1 << 40 or base != int(base):
-        raise ModelUnsupported(f"rope_theta {str(base)[:40]} is no integer from 2 on", file=CONFIG)
+        raise ModelUnsupported(f"rope_theta {str(base)[:40]} is not an integer of 2 or more", file=CONFIG)
     return int(base)
 
 
 def _epsilon_nano(settings: _Settings) -> int:
     value = settings.get("rms_norm_eps")
     if type(value) not in (int, float) or not 0 < value <= 1:
-        raise ModelInvalid("rms_norm_eps is no number between 0 and 1", file=CONFIG)
+        raise ModelInvalid("rms_norm_eps is not a number between 0 and 1", file=CONFIG)
     found: int = round(value * NANO)
     if abs(found - value * NANO) > 1e-6 * found:
-        raise ModelUnsupported(f"rms_norm_eps {value} is no multiple of 10^-9", file=CONFIG)
+        raise ModelUnsupported(f"rms_norm_eps {value} is not a multiple of 10^-9", file=CONFIG)
     return found
 
 

@@ -85,9 +85,9 @@ def read_safetensors(content: Content) -> SafetensorsFile:
     """Return what a file holds. Raises ModelInvalid, or ModelUnsupported for a number type that is not read."""
     length = int.from_bytes(content[0:_LENGTH_BYTES], "little")
     if len(content) < _LENGTH_BYTES or length > len(content) - _LENGTH_BYTES:
-        raise ModelInvalid("the file ends within its head", remedy=_AGAIN)
+        raise ModelInvalid("the file ends within its header", remedy=_AGAIN)
     if length > HEAD_BYTES_MAX:
-        raise ModelInvalid(f"a head of {length} bytes, at most {HEAD_BYTES_MAX}", remedy=_AGAIN)
+        raise ModelInvalid(f"a header of {length} bytes, at most {HEAD_BYTES_MAX}", remedy=_AGAIN)
     start = _LENGTH_BYTES + length
     head = _head(bytes(content[_LENGTH_BYTES:start]))
     notes = _notes(head.pop(_NOTES, {}))
@@ -106,22 +106,22 @@ def read_safetensors(content: Content) -> SafetensorsFile:
 
 def _head(data: bytes) -> dict[str, Any]:
     if data[:1] != b"{":
-        raise ModelInvalid("no safetensors file: its head is no JSON object", remedy=_AGAIN)
+        raise ModelInvalid("not a safetensors file: its header is not a JSON object", remedy=_AGAIN)
     try:
         return read_object(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise ModelInvalid("a head that is no UTF-8", remedy=_AGAIN) from None
+        raise ModelInvalid("a header that is not UTF-8", remedy=_AGAIN) from None
     except JsonFault as fault:
-        raise ModelInvalid(f"a head that is {fault}", remedy=_AGAIN) from None
+        raise ModelInvalid(f"a header that is {fault}", remedy=_AGAIN) from None
 
 
 def _notes(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or len(value) > NOTES_MAX:
-        raise ModelInvalid(f"{_NOTES} is no object of {NOTES_MAX} texts at most")
+        raise ModelInvalid(f"{_NOTES} is not an object of at most {NOTES_MAX} texts")
     found = dict[str, str]()
     for name, text in value.items():
         if not isinstance(text, str) or len(text) > NOTE_BYTES_MAX:
-            raise ModelInvalid(f"{_NOTES} holds something that is no text of {NOTE_BYTES_MAX} letters at most")
+            raise ModelInvalid(f"{_NOTES} holds something other than texts of at most {NOTE_BYTES_MAX} characters")
         found[str(name)] = text
     return found
 
@@ -129,12 +129,12 @@ def _notes(value: object) -> dict[str, str]:
 def _tensor(name: str, value: Any, start: int) -> StoredTensor:
     """Return a tensor; its start is counted from that of the file."""
     if not 1 <= len(name) <= NAME_BYTES_MAX or not name.isascii() or not name.isprintable():
-        raise ModelInvalid(f"a tensor's name that is no text of 1 to {NAME_BYTES_MAX} ASCII letters")
+        raise ModelInvalid(f"a tensor's name that is not 1 to {NAME_BYTES_MAX} ASCII characters")
     match value:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if len(value) == 3:
             pass
         case _:
-            raise ModelInvalid(f"tensor {name} is no object of dtype, shape and data_offsets", remedy=_AGAIN)
+            raise ModelInvalid(f"tensor {name} is not an object of dtype, shape and data_offsets", remedy=_AGAIN)
     if dtype not in _SIZES:
         raise ModelUnsupported(
             f"tensor {name} has numbers of type {dtype[:20]!r}; {', '.join(_SIZES)} are read",
@@ -143,10 +143,10 @@ def _tensor(name: str, value: Any, start: int) -> StoredTensor:
     if not 1 <= len(shape) <= 2:
         raise ModelUnsupported(f"tensor {name} has {len(shape)} dimensions; one or two are read")
     if not all(type(size) is int and 1 <= size <= DIMENSION_MAX for size in shape):
-        raise ModelInvalid(f"tensor {name} has a dimension that is no number from 1 to {DIMENSION_MAX}")
+        raise ModelInvalid(f"tensor {name} has a dimension that is not a number from 1 to {DIMENSION_MAX}")
     rows, columns = shape if len(shape) == 2 else (1, shape[0])
     if type(begin) is not int or type(end) is not int or begin < 0:
-        raise ModelInvalid(f"tensor {name} has offsets that are no numbers", remedy=_AGAIN)
+        raise ModelInvalid(f"tensor {name} has offsets that are not numbers", remedy=_AGAIN)
     found = StoredTensor(rows, columns, dtype, start + begin)
     if end - begin != found.size:
         raise ModelInvalid(f"tensor {name} has {end - begin} bytes, its shape needs {found.size}", remedy=_AGAIN)

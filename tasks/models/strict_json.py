@@ -9,7 +9,7 @@ from typing import Any, Final
 __all__ = ["DEPTH_MAX", "JsonFault", "read_object"]
 
 DEPTH_MAX: Final = 64
-"""Objects and lists within each other. The library's parser recurses in C: where another library has raised the
+"""Levels of objects and lists. The library's parser recurses in C: where another library has raised the
 process's limit of recursion, a deeper text would end the process."""
 _NESTING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string as a whole, closed or not, or a bracket. It never goes back, so a text takes time by its length."""
@@ -44,17 +44,17 @@ def _check_depth(text: str) -> None:
         if mark in "[{":
             depth += 1
             if depth > DEPTH_MAX:
-                raise JsonFault(f"not valid JSON here: more than {DEPTH_MAX} objects and lists within each other")
+                raise JsonFault(f"not valid JSON here: nested more than {DEPTH_MAX} levels deep")
         elif mark in "]}":
             depth -= 1
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("one name twice in an object")
+        raise ValueError("duplicate name in an object")
     return found

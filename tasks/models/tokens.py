@@ -57,11 +57,11 @@ def tokeniser_from_gguf(settings: Mapping[str, Setting]) -> Tokeniser:
     tokens = _texts(settings, "tokens")
     numbers = {token: number for number, token in enumerate(tokens)}
     if len(numbers) != len(tokens):
-        raise ModelInvalid("two tokens of one text")
+        raise ModelInvalid("two tokens with the same text")
     merges: list[Any] = [tuple(merge.split(" ")) for merge in _texts(settings, "merges")]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= numbers.keys():
-            raise ModelInvalid(f"a merge of {' '.join(merge)[:40]!r}, which are no tokens")
+            raise ModelInvalid(f"a merge of {' '.join(merge)[:40]!r}, which are not tokens")
     made = library.Tokenizer(library.models.BPE(vocab=numbers, merges=merges, fuse_unk=False))
     steps: list[Any] = [library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     if split == "smollm":
@@ -70,7 +70,7 @@ def tokeniser_from_gguf(settings: Mapping[str, Setting]) -> Tokeniser:
     made.decoder = library.decoders.ByteLevel()
     types = settings.get("tokenizer.ggml.token_type", [])
     if not isinstance(types, list) or len(types) not in (0, len(tokens)):
-        raise ModelInvalid("token types that are not one for each token")
+        raise ModelInvalid("not one token type for each token")
     control = [token for token, found in zip(tokens, types, strict=False) if found == _CONTROL]
     made.add_special_tokens([library.AddedToken(token, special=True, normalized=False) for token in control])
     end = settings.get("tokenizer.ggml.eos_token_id")
@@ -89,12 +89,12 @@ def tokeniser_from_json(data: bytes, vocabulary: int, ends: frozenset[int]) -> T
         text = data.decode("utf-8")
         found = read_object(text)
     except UnicodeDecodeError:
-        raise ModelInvalid("text that is no UTF-8") from None
+        raise ModelInvalid("not UTF-8 text") from None
     except JsonFault as fault:
         raise ModelInvalid(str(fault)) from None
     kind = found.get("model", {})
     if not isinstance(kind, dict) or kind.get("type", "BPE") != "BPE":
-        raise ModelUnsupported("a tokeniser that is none of byte pairs (BPE)")
+        raise ModelUnsupported("a tokeniser that is not of byte pairs (BPE)")
     try:
         made = library.Tokenizer.from_str(text)
     except BaseException as error:  # what the library raises for a panic is no Exception

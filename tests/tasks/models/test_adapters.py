@@ -102,7 +102,7 @@ def test_a_receipt_comes_back_and_names_are_bounded() -> None:
     assert Receipt.decode(MADE.encode()) == MADE
     alone = replace(MADE, task=None)
     assert check_folder(adapter_folder(alone, STATE.tensors)) == alone
-    with pytest.raises(FolderInvalid, match="no name of a model"):
+    with pytest.raises(FolderInvalid, match="not the name of a model"):
         receipt_of(SHAPE, STATE, base="a`b", model_root=bytes(32), rows_root=bytes(32), task=None)
 
 

@@ -94,7 +94,7 @@ GOOD = '{"text": "ab"}\n' * 16
         ('{"text": "\\ud800"}', None, "surrogate"),
         ('{"text": NaN}', None, "NaN"),
         ('{"text": 7}', None, "int"),
-        ('{"text": "a", "text": "b"}', None, "twice"),
+        ('{"text": "a", "text": "b"}', None, "duplicate name"),
         ('{"prompt": "a"}', None, "prompt"),
         ('{"messages": []}', None, "messages"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', None, "role"),
