@@ -48,6 +48,7 @@ def test_each_trace_leads_from_one_record_to_the_next() -> None:
     assert records[-1] == segment.end_record
 
 
+@pytest.mark.slow
 def test_a_trace_takes_little_more_memory_than_its_tensors() -> None:
     """Who plays a dispute about a large step needs room for its tensors, not for their trees and arrays."""
     program = program_for(DATA, (DATA.columns, 512, 256, DATA.classes), "silu", 32)
