@@ -90,7 +90,7 @@ def _disputed(
 
 
 @pytest.mark.parametrize("steps", [1, 2, 16, 17, 40])
-def test_a_false_end_after_right_records_is_a_broken_commitment(steps: int) -> None:
+def test_n1_a_false_end_after_right_records_is_a_broken_commitment(steps: int) -> None:
     honest = _segment(steps)
     for part in ("work_digest", "loss_total"):
         false: Any = 7 if part == "loss_total" else bytes(32)
@@ -109,13 +109,13 @@ def test_records_that_go_back_to_the_truth_in_the_middle_hide_nothing() -> None:
     assert (game.step, game.ending) == (6, Ending.COMMITMENT_BROKEN)
 
 
-def test_a_false_probe_is_a_wrong_element_even_if_the_work_digest_fits_it() -> None:
+def test_n1_a_false_probe_is_a_wrong_element_even_if_the_work_digest_fits_it() -> None:
     honest, liar = _segment(20), _segment(20, {11: 1})
     game, _ = _disputed(honest, liar.records, liar.traces)
     assert (game.step, game.ending) == (11, Ending.ELEMENT_WRONG)
 
 
-def test_a_probe_or_a_loss_that_does_not_lead_to_the_end_is_a_broken_commitment() -> None:
+def test_n1_a_probe_or_a_loss_that_does_not_lead_to_the_end_is_a_broken_commitment() -> None:
     """Also with a right end: an honest accused shows what it computed, which fits."""
     honest = _segment(1)
     question = honest.question()

@@ -128,7 +128,7 @@ VAST = TrainingPlan((17,) * 8 + (256,), "silu", 65, 65, 64, 0, bytes(32), NANO, 
 @edges
 @example(VAST, 0, (39, 99, 99))
 @settings(max_examples=80, deadline=None)
-def test_no_order_of_the_work_changes_a_bit(
+def test_n11_no_order_of_the_work_changes_a_bit(
     plan: TrainingPlan, step: int, exponents: tuple[int, int, int]
 ) -> None:
     data, state = data_for(plan), state_for(plan, step, exponents)
@@ -138,7 +138,7 @@ def test_no_order_of_the_work_changes_a_bit(
 @pytest.mark.slow
 @NEEDS_TORCH
 @pytest.mark.parametrize("flushes", [False, True], ids=["subnormals", "flushed to zero"])
-def test_both_engines_agree_whatever_the_processor_does_with_subnormals(flushes: bool) -> None:
+def test_n11_both_engines_agree_whatever_the_processor_does_with_subnormals(flushes: bool) -> None:
     import torch
 
     torch_arrays = TorchArrays()

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from billing.escrow import Purpose
+from tasks.kinds.classifier import ClassifierPart, Model
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.progress import window_span_ms
@@ -15,6 +16,7 @@ from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole, require_node
 from tasks.ledger.transitions import SUBMIT_WINDOW, UPDATE_NODE, node_payload
+from tasks.programs.operators.rules import UNITS
 from tasks.proofs import window_proof_to_value
 from tasks.spec import RATE_MAX, Requirements
 from tests.tasks.world import QUICK, WORTH, Manners, World, leaves_of, proof_of, spec
@@ -53,6 +55,17 @@ def test_a5_a_worker_that_waits_and_meters_more_time_is_paid_no_more(rate: int) 
     honest = window_price(waits_ms=1_000, rate=10**10)
     idle = window_price(waits_ms=15_000, rate=rate)
     assert idle == honest == spec(total=20).window_units(0) * (WORTH // 2000) // 10**12
+
+
+def test_n7_a_job_of_a_million_tiny_steps_is_paid_and_has_time_for_each_of_its_calls() -> None:
+    """Nearly nothing is multiplied in it: without a fixed part for a call it would have no units and no time."""
+    job = spec(total=1_000_000, segment=1_000, window=100_000)
+    assert isinstance(job.part, ClassifierPart)
+    tiny = job._replace(part=job.part._replace(model=Model("mlp", (1, 2), "relu"), batch=1))
+    calls, products = len(tiny.program().calls), 2 * 2 * 3
+    assert tiny.step_units >= calls * min(cost.call for cost in UNITS.values()) > 10_000 * products
+    needed_ms = tiny.window_units(0) * 1_000 // 10**10
+    assert window_span_ms(tiny, 0, 10**10, replace(QUICK, window_slack=3)) >= 3 * needed_ms > 100_000
 
 
 def test_a8_a_claimed_speed_wins_no_task_from_a_cheaper_machine() -> None:

@@ -56,7 +56,7 @@ def declines(world: World, machine: bytes) -> tuple[int, bool]:
     return node.declines, node.match_from_ms > world.time_ms
 
 
-def test_three_operators_set_a_task_aside_for_longer_each_time_and_no_machine_pauses() -> None:
+def test_n8_three_operators_set_a_task_aside_for_longer_each_time_and_no_machine_pauses() -> None:
     world = market(COMPLAINTS_MAX)
     task = world.create(spec(match_ms=12 * 3_600_000))
     machines, waits = [], []

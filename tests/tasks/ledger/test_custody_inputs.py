@@ -77,7 +77,7 @@ def waits(world: World, task: bytes) -> bool:
     return record.phase == Phase.MATCHING and not record.match_at_ms and not record.parked
 
 
-def test_a_bid_waits_until_two_machines_have_signed_for_its_input() -> None:
+def test_n8_a_bid_waits_until_two_machines_have_signed_for_its_input() -> None:
     world, task = market()
     world.unsigning = set(world.machines)
     for _ in range(5):

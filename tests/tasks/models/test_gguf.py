@@ -123,7 +123,7 @@ def test_a_model_that_no_program_computes_is_refused(change: dict[str, object], 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**21])
 @pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "output_norm.weight"])
-def test_weights_beyond_the_range_are_refused(name: str, value: float) -> None:
+def test_n11_weights_beyond_the_range_are_refused(name: str, value: float) -> None:
     tensors = tensors_of(TINY)
     tensors[name] = tensors[name].copy()
     tensors[name].flat[5] = value if name.startswith("blk") or value != 2.0**21 else 2.0**100

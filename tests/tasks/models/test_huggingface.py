@@ -114,7 +114,7 @@ def test_a_number_that_is_not_read_is_named_with_its_place(value: float) -> None
     assert caught.value.file == "model.safetensors"
 
 
-def test_values_near_zero_are_taken_as_zero_and_said() -> None:
+def test_n11_values_near_zero_are_taken_as_zero_and_said() -> None:
     changed = TENSORS[QUERY].copy()
     changed[7, 3:5] = 1e-40, 2.0**-101  # the first is subnormal
     found = checkpoint(TENSORS | {QUERY: changed}).model()
