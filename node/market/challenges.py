@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -212,13 +213,13 @@ class Challenges:
     async def _find(self, key: WindowKey, row: _Row) -> _Found | None:
         store = self._ledger.store
         spec, window = load_spec(store, key.task), load_window(store, *key)
-        supply = Supply(self._inputs.holders(window), trio.current_time() + FETCH_S)
+        supply = Supply(partial(self._inputs.holders, window), trio.current_time() + FETCH_S)
         await self._inputs.unlock(*key)
         leaves = await self._inputs.leaves(spec, window, supply)
         dataset = await self._inputs.dataset(spec, supply, key.task)
         row.segments, row.done = len(leaves), 0
         for leaf in leaves:
-            supply = Supply(self._inputs.holders(window), trio.current_time() + FETCH_S)
+            supply = Supply(partial(self._inputs.holders, window), trio.current_time() + FETCH_S)
             state = await self._inputs.segment_state(*key, leaf, supply, spec)
             verdict = await self._executor.verify_segment(key.task, spec, dataset, leaf, state)
             row.done += 1

@@ -228,7 +228,7 @@ class Disputes:
         game, spec, window = load_dispute(store, *key), load_spec(store, key.task), load_window(store, *key[:2])
         assert game.opened is not None
         until = trio.current_time() + max(0, game.deadline_ms - self._ledger.head().steady_ms) / 1000
-        supply = Supply(self._inputs.holders(window), until)
+        supply = Supply(partial(self._inputs.holders, window), until)
         await self._inputs.unlock(key.task, key.window)
         dataset = await self._inputs.dataset(spec, supply, key.task)
         leaves = await self._inputs.leaves(spec, window, supply)

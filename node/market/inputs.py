@@ -5,7 +5,7 @@ Any node may be the source: a blob's name is its hash, and a state is checked ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -15,6 +15,7 @@ import trio
 
 from node.market.blob_search import BlobSearch
 from node.market.task_keys import KeysMissing, TaskKeys
+from p2p.base.errors import BlobOverLimit
 from p2p.blob.transfer import METHOD_MANIFEST
 from p2p.service import Network
 from state.primitives.errors import DekubeError, ProtocolError
@@ -45,9 +46,16 @@ DATASET_INPUT: Final = 0
 FETCH_QUIET_S: Final = 60.0
 """A fetch without progress for this long is restarted."""
 FETCH_TRIES_MAX: Final = 3
-"""Fetches without progress in a row before giving up. Slow progress is accepted while time remains."""
+"""Fetches without progress in a row before giving up, where the whole duty is tried again later. Slow progress is
+accepted while time remains."""
 FETCH_PAUSE_S: Final = 5 / 3
-"""Pause between two of them."""
+"""Pause between the first two fetches. Each further pause is twice as long as the one before."""
+FETCH_PAUSE_GROWTH_MAX: Final = 6
+"""No pause is longer than so many times the first one."""
+LATE_S: Final = 1.0
+"""A fetch that ends so long after its time did not use this time: the process or its machine stood still."""
+LATE_TRY_S: Final = 10.0
+"""Such a fetch is tried once more, until nothing came for this long."""
 QUIET_S: Final = 15.0
 """If peers send no piece of a data set for this long, other holders are searched."""
 MANIFEST_SOURCES_MAX: Final = 8
@@ -83,10 +91,19 @@ class DatasetWrong(InputUnavailable):
 
 
 class Supply(NamedTuple):
-    """The sources of a blob, and the time (of trio's clock) until which it is useful."""
+    """The sources of a blob, asked for at each try, and the time (of trio's clock) until which it is useful.
 
-    sources: Sequence[bytes]
+    ``tries``: fetches without progress in a row before giving up; None: as many as the time has room for.
+    """
+
+    sources: Callable[[], Sequence[bytes]]
     until: float = inf
+    tries: int | None = FETCH_TRIES_MAX
+
+    @property
+    def brief(self) -> Supply:
+        """The same with few tries, for a caller that others wait for."""
+        return self._replace(tries=FETCH_TRIES_MAX)
 
 
 class _Patience:
@@ -100,6 +117,45 @@ class _Patience:
     def note(self, *_progress: int) -> None:
         """Note that something arrived."""
         self.scope.deadline = trio.current_time() + self._quiet_s
+
+
+class _Tries:
+    """Counts the tries of a fetch and makes pauses between them, longer each time."""
+
+    def __init__(self, most: int | None, until: float) -> None:
+        assert most is not None or until < inf, "a fetch without an end"
+        self._most, self._until = most, until
+        self._failed = 0
+        self._is_last = False
+
+    @property
+    def deadline(self) -> float:
+        """When the next try ends, whatever comes."""
+        return inf if self._is_last else self._until
+
+    @property
+    def quiet_s(self) -> float:
+        """How long nothing may come in the next try."""
+        return LATE_TRY_S if self._is_last else FETCH_QUIET_S
+
+    def note(self, *, progress: bool) -> None:
+        """Note that a try failed; with ``progress`` only it counts."""
+        self._failed = 1 if progress else self._failed + 1
+
+    async def goes_on(self) -> bool:
+        """Tell whether there is one more try, after a pause."""
+        if not self._failed:
+            return True
+        late_s = trio.current_time() - self._until
+        if late_s >= 0:
+            # Whoever stood still must not say of others that they did not answer.
+            was_last, self._is_last = self._is_last, True
+            return late_s > LATE_S and not was_last
+        if self._most is not None and self._failed >= self._most:
+            return False
+        pause_s = FETCH_PAUSE_S * min(1 << min(self._failed - 1, 16), FETCH_PAUSE_GROWTH_MAX)
+        await trio.sleep(min(pause_s, -late_s))
+        return True
 
 
 class Inputs:
@@ -148,7 +204,7 @@ class Inputs:
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
-            data = await self.fetch(spec.dataset.blob, supply, self._dataset_limit(task), task)
+            data = await self.fetch(spec.dataset.blob, supply.brief, self._dataset_limit(task), task)
             if key is not None:
                 data, claim = await trio.to_thread.run_sync(find_keyed_fault, task, spec, data, key)
             else:
@@ -166,8 +222,11 @@ class Inputs:
         await self.obtain(spec.dataset.blob, supply, self._dataset_limit(task), task)
 
     def _with_custodians(self, supply: Supply, task: bytes) -> Supply:
-        found = [address for address in self.custodians(task) if address != self._own]
-        return supply._replace(sources=list(dict.fromkeys([*found, *supply.sources])))
+        def ask() -> list[bytes]:
+            found = [address for address in self.custodians(task) if address != self._own]
+            return list(dict.fromkeys([*found, *supply.sources()]))
+
+        return supply._replace(sources=ask)
 
     def _has_input_keys(self, task: bytes) -> bool:
         terms = None if self.keys is None else self.keys.terms(task)
@@ -179,7 +238,7 @@ class Inputs:
     async def _claim_of_size(self, spec: JobSpec, supply: Supply, task: bytes) -> InputClaim | None:
         """Return the claim against a blob that is too large to be fetched, if somebody shows its manifest."""
         wanted = input_blob_size(spec) if self._has_input_keys(task) else None
-        for source in supply.sources[:MANIFEST_SOURCES_MAX]:
+        for source in supply.sources()[:MANIFEST_SOURCES_MAX]:
             with suppress(DekubeError):
                 data = await self._network.request(
                     source, METHOD_MANIFEST, spec.dataset.blob, limit_bytes=MANIFEST_BYTES_MAX
@@ -199,21 +258,25 @@ class Inputs:
         except KeysMissing as error:
             raise InputUnavailable(str(error)) from None
 
-    async def unlock(self, task: bytes, window: int, until: float = -inf) -> None:
+    async def unlock(self, task: bytes, window: int, until: float | None = None) -> None:
         """Have the keys of a window of a private task. Raises InputUnavailable.
 
-        Holders are asked again until the time ``until``, for FETCH_QUIET_S at most: whoever hears of a draw before
-        the worker does is refused at first, because the worker answers those alone whom its own chain has drawn.
+        Holders are asked again until the time ``until``; without it once. Whoever hears of a draw before the
+        worker does is refused at first, because the worker answers those alone whom its own chain has drawn.
         """
-        until = min(until, trio.current_time() + FETCH_QUIET_S)
-        while self.keys is not None:
-            try:
-                await self.keys.unlock(task, window)
-                return
-            except KeysMissing as error:
-                if trio.current_time() + FETCH_PAUSE_S >= until:
-                    raise InputUnavailable(str(error)) from None
-            await trio.sleep(FETCH_PAUSE_S)
+        if self.keys is None:
+            return
+        tries = _Tries(1, inf) if until is None else _Tries(None, until)
+        error = KeysMissing("they did not arrive in time")
+        while await tries.goes_on():
+            with trio.move_on_at(tries.deadline):
+                try:
+                    await self.keys.unlock(task, window)
+                    return
+                except KeysMissing as failure:
+                    error = failure
+            tries.note(progress=False)
+        raise InputUnavailable(str(error))
 
     async def _window_key(self, task: bytes, window: int) -> bytes | None:
         """Return the key of a window of a private task; None where it is public. Raises InputUnavailable."""
@@ -295,27 +358,49 @@ class Inputs:
         If no peer has the data set of the task ``dataset_of``, all nodes are asked. The blob's name comes from an
         untrusted party: ``limit_bytes`` bounds its size.
         """
-        blobs, tries = self._blobs, 0
+        blobs, tries = self._blobs, _Tries(supply.tries, supply.until)
         error = InputUnavailable("it did not arrive in time")
-        with trio.move_on_at(supply.until):
-            while not blobs.is_complete(name) and tries < FETCH_TRIES_MAX:
-                if tries:
-                    await trio.sleep(FETCH_PAUSE_S)
-                here = self._pieces_here(name)
+        while not blobs.is_complete(name) and await tries.goes_on():
+            here, patience = self._pieces_here(name), _Patience(tries.quiet_s)
+            with trio.move_on_at(tries.deadline), patience.scope:
                 try:
-                    patience = _Patience(FETCH_QUIET_S)
-                    with patience.scope:
-                        await self._bring(name, supply, limit_bytes, dataset_of, patience)
-                    if patience.scope.cancelled_caught:
-                        error = InputUnavailable(f"nothing came for {FETCH_QUIET_S} s")
+                    await self._bring(name, supply.sources(), limit_bytes, dataset_of, patience)
+                except BlobOverLimit as failure:
+                    raise InputUnavailable(f"blob {name.hex()}: {failure}") from None
                 except DekubeError as failure:
                     error = InputUnavailable(str(failure))
-                tries = 1 if self._pieces_here(name) > here else tries + 1
+            if patience.scope.cancelled_caught:
+                error = InputUnavailable(f"nothing came for {tries.quiet_s} s")
+            tries.note(progress=self._pieces_here(name) > here)
         if not blobs.is_complete(name):
             raise InputUnavailable(f"blob {name.hex()}: {error}")
         manifest = blobs.manifest(name)
         if manifest is not None and manifest.size_bytes > limit_bytes:
             raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
+
+    async def obtain_all(
+        self, names: Collection[bytes], supply: Supply, limit_bytes: int
+    ) -> dict[bytes, InputUnavailable]:
+        """Fetch blobs beside each other, so that none waits for one that nobody has; return the errors."""
+        lacks: dict[bytes, InputUnavailable] = {}
+        failure: OSError | None = None
+
+        async def obtain(name: bytes) -> None:
+            nonlocal failure
+            try:
+                await self.obtain(name, supply, limit_bytes)
+            except InputUnavailable as error:
+                lacks[name] = error
+            except OSError as error:  # raised again below: out of the nursery it would come in a group
+                failure = error
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for name in dict.fromkeys(names):
+                nursery.start_soon(obtain, name)
+        if failure is not None:
+            raise failure
+        return lacks
 
     def _pieces_here(self, name: bytes) -> int:
         manifest = self._blobs.manifest(name)
@@ -327,9 +412,9 @@ class Inputs:
             return 0
 
     async def _bring(
-        self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes, patience: _Patience
+        self, name: bytes, sources: Sequence[bytes], limit_bytes: int, dataset_of: bytes, patience: _Patience
     ) -> None:
-        fetch = partial(self._network.fetch_blob, name, supply.sources, limit_bytes=limit_bytes)
+        fetch = partial(self._network.fetch_blob, name, sources, limit_bytes=limit_bytes)
         if not dataset_of or self.search is None:
             await fetch(progress=patience.note)
             return
@@ -339,9 +424,14 @@ class Inputs:
             direct.note()
             patience.note()
 
-        with direct.scope, suppress(DekubeError):
-            await fetch(progress=note)
-            return
+        with direct.scope:
+            try:
+                await fetch(progress=note)
+                return
+            except BlobOverLimit:
+                raise
+            except DekubeError:
+                pass
         await self.search.fetch(dataset_of, name, limit_bytes)
 
 

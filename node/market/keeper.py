@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -154,7 +155,7 @@ class Keeper:
             if asked is not None and asked.receiver
             else [holder.address for holder in record.holders]
         )
-        supply = Supply(self._inputs.peers(*first, record.author), trio.current_time() + FETCH_S)
+        supply = Supply(partial(self._inputs.peers, *first, record.author), trio.current_time() + FETCH_S)
         kept = self._blob_of(duty.task, duty.window)
         read = self._input if record.is_input else self._output
         try:

@@ -271,7 +271,8 @@ class KeyShares:
         assert self._room is not None
         limit_bytes = min(sealed_size(DATASET_BLOB_BYTES_MAX), self._room())
         with trio.move_on_after(FETCH_S):
-            await self._inputs.obtain(blob, Supply([requester], trio.current_time() + FETCH_S), limit_bytes)
+            supply = Supply(lambda: [requester], trio.current_time() + FETCH_S)
+            await self._inputs.obtain(blob, supply, limit_bytes)
         if not self._blobs.is_complete(blob):
             raise SharePending("the data set is not here yet")
 

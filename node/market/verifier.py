@@ -186,12 +186,12 @@ class TaskVerifier:
         """
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
-        supply = Supply(self._inputs.holders(window), trio.current_time() + self._fetch_s(duty, spec))
+        until = trio.current_time() + self._fetch_s(duty, spec)
+        supply = Supply(partial(self._inputs.holders, window), until, tries=None)
         limit_bytes = sealed_size(spec.plan().state_limit_bytes)
         if duty.is_delivery:
             return await self._try_result(duty, spec, window, supply)
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
-        lacks: dict[int, str] = {}
         try:
             await self._inputs.unlock(duty.task, duty.window, supply.until)
             leaves = await self._inputs.leaves(spec, window, supply)
@@ -199,11 +199,14 @@ class TaskVerifier:
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
             return _unavailable(duty, error)
-        for segment in duty.segments:
-            try:
-                await self._inputs.obtain(leaves[segment].state_blob, supply, limit_bytes)
-            except InputUnavailable as error:
-                lacks[segment] = str(error)
+        states = [leaves[segment].state_blob for segment in duty.segments]
+        missing = await self._inputs.obtain_all(states, supply, limit_bytes)
+        lacks = {
+            segment: str(missing[state])
+            for segment, state in zip(duty.segments, states, strict=True)
+            if state in missing
+        }
+        supply = supply.brief  # from here on others wait
         async with self._checks:
             try:
                 try:

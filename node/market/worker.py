@@ -64,6 +64,9 @@ PREPARE_SHARE: Final = 2 / 3
 """Of the time until a task must be started that its trial may take; the rest is for saying that it cannot be."""
 PACE_MARGIN: Final = 2
 """A window must be done in this part of its time at the pace of the trial: a machine is not always as fast."""
+FETCH_TRIES: Final = 8
+"""Fetches of a task's data set, or of the state before a window, without progress in a row: a minute and more. A
+machine that has them may be starting again, and to leave the task costs its requester time."""
 PRIVATE_BLOBS: Final = 2
 """Of a private task's blobs there are so many times those of a public one, at most."""
 DISK_SPARE_BYTES: Final = 512 << 20
@@ -245,11 +248,13 @@ class Worker:
         """Return the data set, and the state to start from where neither journal nor job has it."""
         self._promises.keep_dataset(task, spec.dataset.blob)
         requester = load_task(self._ledger.store, task).requester
-        dataset = await self._inputs.dataset(spec, Supply(self._inputs.peers(requester)), task)
+        supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
+        dataset = await self._inputs.dataset(spec, supply, task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
             before = load_window(self._ledger.store, task, duty.window - 1)
-            start = await self._inputs.fetch_state(before, Supply(self._inputs.holders(before)), spec)
+            supply = Supply(partial(self._inputs.holders, before), tries=FETCH_TRIES)
+            start = await self._inputs.fetch_state(before, supply, spec)
             if before.proof.state_root_out != duty.state_root:
                 raise Abandoned
         self.known.add(task)

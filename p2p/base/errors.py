@@ -5,6 +5,7 @@ from __future__ import annotations
 from state.primitives.errors import DekubeError, ProtocolError
 
 __all__ = [
+    "BlobOverLimit",
     "BlobUnavailable",
     "CertificateInvalid",
     "CertificateOutOfTime",
@@ -129,6 +130,10 @@ class BlobUnavailable(DekubeError):
     """No source served every verified piece of a blob, or the blob exceeds the store's budget."""
 
     code = "blob_unavailable"
+
+
+class BlobOverLimit(BlobUnavailable):
+    """A manifest shows that a blob is larger than the caller allows: to ask again is of no use."""
 
 
 class PunchFailed(DekubeError):

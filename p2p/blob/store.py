@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from p2p.base.errors import BlobUnavailable
+from p2p.base.errors import BlobOverLimit, BlobUnavailable
 from state.primitives.errors import DecodeError, ProtocolError, StoreError
 from state.primitives.manifests import (
     BLOB_PIECES_MAX,
@@ -368,9 +368,9 @@ class BlobStore:
 
 
 def check_size(manifest: Manifest, limit_bytes: int | None) -> None:
-    """Raise BlobUnavailable for a blob of more than ``limit_bytes``: its name came from an untrusted node."""
+    """Raise BlobOverLimit for a blob of more than ``limit_bytes``: its name came from an untrusted node."""
     if limit_bytes is not None and manifest.size_bytes > limit_bytes:
-        raise BlobUnavailable(f"{manifest.size_bytes} bytes, limit {limit_bytes}")
+        raise BlobOverLimit(f"{manifest.size_bytes} bytes, limit {limit_bytes}")
 
 
 def _write(path: Path, data: bytes) -> None:

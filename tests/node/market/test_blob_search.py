@@ -130,8 +130,7 @@ async def test_a_worker_gets_a_data_set_that_no_peer_of_its_has(tmp_path: Path) 
         )  # fmt: skip
         duties.search_with(asker.search)
         assert (
-            await duties._inputs.dataset(load_spec(world.store, task), Supply(duties._inputs.peers()), task)
-            == BLOB
+            await duties._inputs.dataset(load_spec(world.store, task), Supply(duties._inputs.peers), task) == BLOB
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import trio
 import node.market.duties
 import node.market.inputs
 import node.market.worker
+import p2p.blob.transfer
 from billing.escrow import Movement, Purpose, escrow_totals
 from node.home.options import RegistryOptions
 from node.market.cancellation import work_while
@@ -24,13 +27,14 @@ from node.market.inputs import InputUnavailable, Supply
 from node.market.machine import Rate
 from node.market.promises import Published
 from node.market.task_keys import WindowSeal
+from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionLost
 from node.market.worker import Worker
 from p2p.base.limits import NetworkLimits
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError, RecordDamaged
 from state.primitives.genesis import read_parameters
-from state.primitives.manifests import PIECE_BYTES
+from state.primitives.manifests import PIECE_BYTES, manifest_of
 from state.primitives.receipts import Receipt
 from state.store.cache import Cache
 from state.store.records import STATE
@@ -83,6 +87,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing comes, nobody waits long for it; what comes may seem not to on a loaded machine."""
     monkeypatch.setattr(node.market.inputs, "FETCH_QUIET_S", 0.5)
+    monkeypatch.setattr(node.market.worker, "FETCH_TRIES", 3)
+    monkeypatch.setattr(TaskVerifier, "_fetch_s", lambda *_: 1.0)
 
 
 class Market:
@@ -334,11 +340,12 @@ async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
     assert Purpose.VERIFIER_FEE in market.paid(verifier)
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_result_is_delivered_on_demand_or_its_worker_pays(
-    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if not kept:
+        request.getfixturevalue("impatient")
     monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
     monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
     monkeypatch.setitem(PARAMETERS, "tasks.bond_release_ms", 10**9)
@@ -385,14 +392,14 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         sources = [holder.wallet.address]
         until = trio.current_time() + 1.0
         with pytest.raises(InputUnavailable):
-            await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
+            await asker.duties._inputs.obtain(name, Supply(lambda: sources, until), len(content))
         # What came is kept, and each piece is a reason to wait for the next.
-        await asker.duties._inputs.obtain(name, Supply(sources), len(content))
+        await asker.duties._inputs.obtain(name, Supply(lambda: sources), len(content))
         assert asker.network.blobs.read(name) == content
         # It is here, so nobody asks for the time.
-        await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
+        await asker.duties._inputs.obtain(name, Supply(lambda: sources, until), len(content))
         with pytest.raises(InputUnavailable, match="limit"):
-            await asker.duties._inputs.obtain(name, Supply(sources), len(content) - 1)
+            await asker.duties._inputs.obtain(name, Supply(lambda: sources), len(content) - 1)
         # A check with all its time waits for its states; one with little left keeps half of it for the rest.
         job, time = make_spec(10, 10, 10), seal_time(make_spec(10, 10, 10), 2, asker.duties._parameters)
         duty = CheckDuty(b"t" * 32, 0, Action.SEAL, (0, 1), 0, b"", False, 1)
@@ -401,6 +408,89 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         ):  # fmt: skip
             due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
             assert asker.duties._verifier._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_starts_again_is_waited_for_before_it_is_said_not_to_serve(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would lose its bond for the task, though it is back long before a verdict is due."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    fetch, tries = verifier.network.fetch_blob, 0
+
+    async def counted(*arguments: Any, **options: Any) -> Path:
+        nonlocal tries
+        tries += 1
+        return await fetch(*arguments, **options)
+
+    monkeypatch.setattr(p2p.blob.transfer, "_MANIFEST_S", 0.1)  # dialling who is away takes its time
+    monkeypatch.setattr(p2p.blob.transfer, "_MANIFEST_ROUNDS", 1)
+    monkeypatch.setattr(verifier.network, "fetch_blob", counted)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(verifier.network.run)
+        market.unconnected.add(verifier)
+        async with trio.open_nursery() as going_down:
+            await market.start(going_down, make_spec(10, 10, 10))
+            await going_down.start(worker.run)
+            await world.mint_until(lambda: market.window(0) is not None)
+            going_down.cancel_scope.cancel()
+        await nursery.start(verifier.run)
+        await world.mint_until(lambda: tries > node.market.inputs.FETCH_TRIES_MAX)
+        assert (window := market.window(0)) is not None and not any(seat.seal for seat in window.verifiers)
+        back = Machine(world, 1, "compute")
+        await nursery.start(back.network.run)
+        await nursery.start(back.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None and not window.missed
+    assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
+
+
+async def test_a_fetch_whose_time_passed_while_the_process_stood_still_is_tried_once_more(world: World) -> None:
+    """What a verifier says of a worker must not come from its own absence."""
+    holder, asker = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    content, held = bytes(range(256)) * (2 * PIECE_BYTES // 256), trio.Event()
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        assert holder.network.blobs is not None and asker.network.blobs is not None and asker.duties is not None
+        inputs, name = asker.duties._inputs, manifest_of(BytesIO(content)).blob_id
+
+        async def obtain() -> None:
+            supply = Supply(lambda: [holder.wallet.address], trio.current_time() + 0.5, tries=None)
+            await inputs.obtain(name, supply, len(content))
+            held.set()
+
+        nursery.start_soon(obtain)
+        await trio.sleep(0.25)  # it has asked, and there was nothing
+        holder.network.blobs.add(content)
+        time.sleep(0.5 + 1.5 * node.market.inputs.LATE_S)  # noqa: ASYNC251 - as a process that is stopped
+        with trio.fail_after(30):
+            await held.wait()
+        assert asker.network.blobs.read(name) == content
+        # Nobody waits for what did not come while it ran.
+        missing, until = b"?" * 32, trio.current_time() + 0.3
+        with pytest.raises(InputUnavailable):
+            await inputs.obtain(missing, Supply(lambda: [holder.wallet.address], until, tries=None), 1)
+        assert trio.current_time() == pytest.approx(until, abs=node.market.inputs.LATE_S)
+        nursery.cancel_scope.cancel()
+
+
+async def test_states_that_nobody_has_keep_no_others_from_coming(world: World) -> None:
+    """One by one the first would take the time of all, and each of them would be said to be missing."""
+    holder, asker = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        assert holder.network.blobs is not None and asker.duties is not None
+        names = [b"?" * 32, holder.network.blobs.add(bytes(100)), holder.network.blobs.add(bytes(200))]
+        supply = Supply(lambda: [holder.wallet.address], trio.current_time() + 1.0, tries=None)
+        missing = await asker.duties._inputs.obtain_all(names, supply, 200)
+        assert list(missing) == names[:1]
         nursery.cancel_scope.cancel()
 
 
@@ -413,7 +503,7 @@ async def test_what_is_damaged_here_is_fetched_from_others(world: World) -> None
             await nursery.start(machine.run)
         here = asker.network.blobs
         assert holder.network.blobs is not None and here is not None and asker.duties is not None
-        inputs, supply, spec = asker.duties._inputs, Supply([holder.wallet.address]), make_spec(10, 10, 10)
+        inputs, supply, spec = asker.duties._inputs, Supply(lambda: [holder.wallet.address]), make_spec(10, 10, 10)
         for content in (bytes(2 * PIECE_BYTES), BLOB):
             name = holder.network.blobs.add(content)
             assert here.add(content) == name

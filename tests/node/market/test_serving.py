@@ -12,6 +12,7 @@ import trio
 import node.market.duties
 import node.market.inputs
 from billing.escrow import Movement, Purpose, escrow_totals
+from node.market.verifier import TaskVerifier
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, WindowPhase
 from tasks.ledger.registry import require_node
@@ -54,6 +55,7 @@ async def test_a_worker_that_no_peer_reached_asks_for_more_jurors_by_itself_and_
             # The verifier and the jury have found out and sealed it before the worker's line is back.
             with monkeypatch.context() as impatient:  # what comes later may seem not to on a loaded machine
                 impatient.setattr(node.market.inputs, "FETCH_QUIET_S", 0.3)
+                impatient.setattr(TaskVerifier, "_fetch_s", lambda *_: 0.5)
                 await world.mint_until(lambda: is_at(WindowPhase.JURY_REVEALING, 0))
             if restarts:
                 worker.stop()
