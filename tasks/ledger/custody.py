@@ -309,7 +309,9 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
     wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
     nodes: list[NodeRecord] = []
-    if wanted > 0 and not is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
+    if wanted > 0 and is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
+        record = record._replace(drawn=DRAWN_MAX)  # as if so many had not signed
+    elif wanted > 0:
         nodes = _drawn_nodes(case, record, seed, record.used, wanted, record.height)
     if not nodes:
         return None if record.is_input else _kept(case, _with_author(case, record))
@@ -557,8 +559,9 @@ def _lose(case: Case, record: CustodyRecord, holder: bytes) -> CustodyRecord:
     assert keeper is not None
     vault, emit = case.vault, case.scope.emit
     if holder == record.author and not keeper.bond:
-        bond = vault.held(Pool.BOND, holder)
-        vault.burn(Pool.BOND, bond, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
+        for pool in (Pool.BOND, Pool.HOLD) if record.is_kept_alone else (Pool.BOND,):
+            held = vault.held(pool, holder)
+            vault.burn(pool, held, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
     else:
         vault.burn(Pool.CUSTODY, keeper.bond, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
     reputation.mark_failure(case.state, holder, case.now, emit, case.parameters)

@@ -44,6 +44,7 @@ __all__ = [
     "save_custody",
     "save_input",
     "save_terms",
+    "sole_keeper",
 ]
 
 DRAWN_MAX: Final = 4
@@ -166,6 +167,11 @@ class CustodyRecord(NamedTuple):
     used: tuple[bytes, ...]
     demand: Demand | None
     prover: bytes
+
+    @property
+    def is_kept_alone(self) -> bool:
+        """Whether machines were drawn for an output, and its worker alone keeps it."""
+        return self.drawn > 0 and [holder.bond for holder in self.holders] == [0]
 
     @property
     def is_input(self) -> bool:
@@ -352,6 +358,12 @@ def _requeue(state: Overlay, record: CustodyRecord, old_ms: int, new_ms: int) ->
         cancel(state, Due(old_ms, record.task, slot))
     if new_ms:
         schedule(state, Due(new_ms, record.task, slot))
+
+
+def sole_keeper(state: Reader, task: bytes, window: int) -> bytes:
+    """Return the worker that alone keeps the output of a window though machines were drawn, or nothing (R58)."""
+    record = find_custody(state, task, window) if window >= 0 else None
+    return record.author if record is not None and record.is_kept_alone else b""
 
 
 # Counts

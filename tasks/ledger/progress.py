@@ -37,6 +37,7 @@ from tasks.ledger.settlement import (
     fine_late_window,
     fine_worker,
     fund_check,
+    has_holds,
     has_room,
     pay_cancelled,
     pay_kill_fee,
@@ -440,7 +441,7 @@ def arm_ended(case: Case) -> None:
     deleted with them.
     """
     terms = find_terms(case.state, case.record.id)
-    if case.vault.total(Pool.HOLD):
+    if has_holds(case):
         case.change(deadline_ms=case.now + 1)
     elif terms is not None and terms.live:
         return
@@ -450,7 +451,7 @@ def arm_ended(case: Case) -> None:
 
 
 def _on_ended_due(case: Case) -> None:
-    if case.vault.total(Pool.HOLD):
+    if has_holds(case):
         release_holds(case)
         arm_ended(case)
         return

@@ -42,7 +42,14 @@ from tasks.ledger.audits import (
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.check_fund import FUND_ADDRESS, bears, fund_balance, is_below, pay_in, put_down, take_back
-from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_custody, find_terms, save_custody
+from tasks.ledger.custody_records import (
+    INPUT_WINDOW,
+    CustodyPhase,
+    find_custody,
+    find_terms,
+    save_custody,
+    sole_keeper,
+)
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
@@ -72,6 +79,7 @@ __all__ = [
     "fund_check",
     "fund_checks",
     "give_back_demand",
+    "has_holds",
     "has_room",
     "has_standing",
     "juror_fee",
@@ -486,7 +494,8 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
         units = preparation_units(case.spec, parameters)
         done = _units_of(case.spec, window.proof)
         _pay_prepared(case, window.worker, window.charge * units // done, window.number)
-    held = share(pay, parameters.hold_bps)
+    is_alone = bool(sole_keeper(case.state, window.task, window.number))
+    held = pay if is_alone else share(pay, parameters.hold_bps)
     carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
         pay_earned(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
@@ -697,10 +706,21 @@ def release_bonds(case: Case) -> None:
         release_bond(case, worker)
 
 
+def _bound_to_result(case: Case) -> bytes:
+    """Return the worker that alone keeps the result: what is held of it stays while that is in custody (R58)."""
+    return sole_keeper(case.state, case.record.id, case.record.final_windows - 1)
+
+
+def has_holds(case: Case) -> bool:
+    """Tell whether workers of an ended task have yet to be paid what was held of their pay."""
+    return case.vault.total(Pool.HOLD) > case.vault.held(Pool.HOLD, _bound_to_result(case))
+
+
 def release_holds(case: Case) -> None:
     """Pay the next ``RELEASES_MAX`` workers of an ended task what was held of their pay."""
-    vault = case.vault
-    for worker in vault.owners(Pool.HOLD, limit=RELEASES_MAX):
+    vault, bound = case.vault, _bound_to_result(case)
+    owners = [worker for worker in vault.owners(Pool.HOLD, limit=RELEASES_MAX + 1) if worker != bound]
+    for worker in owners[:RELEASES_MAX]:
         held = vault.held(Pool.HOLD, worker)
         pay_earned(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
 

@@ -92,6 +92,13 @@ def _limit(_call: object, _bid: object, below: int, _taken: int) -> int:
     return below
 
 
+def _no_keeper(*_arguments: object) -> bytes:
+    return b""
+
+
+_NO: Final = property(_never)
+
+
 def _own_parties(node: Any) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys((node.address, node.profile.operator)))
 
@@ -330,6 +337,14 @@ WITHOUT: Final[Mapping[str, Absent]] = {
                 Aim("idle custodian", _IDLE),
             ),
             patches=(_of("_lose", _as_is, "custody"),),
+        ),
+        Absent(
+            "sole-keeper", "who alone keeps its outputs is paid for them as for others",
+            aims=(Aim("hoarding worker", {"length": 24, "cost": 1.0, "ransom": 0.5, "rate": 1.0}),),
+            patches=(
+                _of("sole_keeper", _no_keeper, "custody_records"),
+                _of("CustodyRecord.is_kept_alone", _NO, "custody_records"),
+            ),
         ),
         # Claims
         Absent(

@@ -26,7 +26,8 @@ Setting = Mapping[str, int | float | str | bool]
 """A strategy's own parameters. ``share`` is the percentage of bonds that its verifiers have."""
 
 COST: Final = "cost"
-"""A parameter that each setting may have besides those of its strategy."""
+LENGTH: Final = "length"
+"""Parameters that each setting may have besides those of its strategy."""
 BLOCKS_MAX: Final = 2_000
 FAR_MS: Final = 1 << 50
 BONDING_BLOCKS: Final = 3
@@ -42,9 +43,10 @@ _STEP: Final = job_of(JobShape(1, 1, 1, 1, 1, bytes(32)))
 STEP_UNITS: Final = _STEP.step_units
 SEGMENT_STEPS_MAX: Final = SEGMENT_MS_MAX // _STEP.step_ms
 """Steps of the longest segment that a job may have."""
+HOUR_MS: Final = 3_600_000
 RATE: Final = 5 * 10**9
 """Work units a second of a machine: more than twice those of a slow core, by which deadlines are set."""
-MATCH_MS: Final = 3_600_000
+MATCH_MS: Final = HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 VALUE_MILLI: Final = 3_000
 """What a correct window is worth to a requester, in thousandths of its cost: more than its price."""
@@ -91,9 +93,13 @@ class Conditions(NamedTuple):
 def conditions_of(number: int, setting: Setting) -> Conditions:
     """Return what the market ``number`` is like; with ``cost`` in a setting a window costs so many coins.
 
-    Where windows are cheap, bonds are hundreds of their prices, and the mean of few markets says little.
+    Where windows are cheap, bonds are hundreds of their prices, and the mean of few markets says little. With
+    ``length`` a task has so many windows of an hour.
     """
     drawn = draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions"))
+    if LENGTH in setting:
+        steps = HOUR_MS * RATE // (1000 * drawn.segments * STEP_UNITS)
+        drawn = drawn._replace(windows=int(setting[LENGTH]), segment_steps=min(steps, SEGMENT_STEPS_MAX))
     if COST not in setting:
         return drawn
     return drawn._replace(cost_per_tera=int(float(setting[COST]) * DKB) * 10**12 // drawn.window_units)

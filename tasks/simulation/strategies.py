@@ -390,6 +390,7 @@ def _keeping(stage: Stage, setting: Setting) -> Sequence[Agent]:
     )
     worker.windows_share, worker.segments_share = 1.0, float(setting.get("segments", 0.0))
     worker.garbage, worker.serves_results = bool(setting["garbage"]), bool(setting["serves_results"])
+    worker.serves_keepers = bool(setting.get("serves_keepers", True))
     stage.plot.ransom = float(setting["ransom"])
     keepers = []
     for number, account in enumerate(stage.verifiers):
@@ -750,6 +751,22 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             {"share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": serves, "way": way}
             for serves in BOTH
             for way in KEEPER_WAYS[1:]
+        ),
+    ),
+    Strategy(
+        "hoarding worker",
+        "hands its outputs to no custodian, and sells the result of a long task",
+        {
+            "share": SHARES, "rate": (0.2, 1.0), "ransom": (0.1, 0.25, 0.5, 0.9), "length": (4, 16, 24),
+            "cost": (0.2, 1.0),
+            "garbage": (False,), "serves_results": (False,), "serves_keepers": (False,),
+            "way": ("keeps", "keeps nothing"),
+        },
+        _keeping,
+        custody=True,
+        known=(
+            {"share": 20, "rate": 1.0, "ransom": 0.5, "length": 24, "cost": 1.0, "garbage": False,
+             "serves_results": False, "serves_keepers": False, "way": "keeps"},
         ),
     ),
     Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),

@@ -14,7 +14,7 @@ from tasks.simulation.agents.plot import Plot
 from tasks.simulation.agents.workers import ForgingWorker
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import View
-from tasks.simulation.work import RESULT, Costs, OffChain, Use
+from tasks.simulation.work import KEEP, RESULT, Costs, OffChain, Use
 from tasks.spec import JobSpec
 
 __all__ = ["KEEPER_WAYS", "FalseKeeper", "GarbageWorker", "KeepingRequester"]
@@ -62,9 +62,13 @@ class GarbageWorker(ForgingWorker):
 
     garbage = True
     serves_results = False
+    serves_keepers = True
+    """Whether it hands its outputs to those that are drawn to keep them."""
 
     def serves(self, _who: bytes, use: Use) -> bool:
-        """Serve verifiers, and custodians what they are to keep."""
+        """Serve verifiers, and custodians and its requester as it is set."""
+        if use == KEEP:
+            return self.serves_keepers
         return use != RESULT or self.serves_results
 
 

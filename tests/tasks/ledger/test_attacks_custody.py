@@ -58,8 +58,10 @@ def test_n3_a_result_in_none_of_four_hands_is_not_sold_with_the_bond_back(has_cu
     if not has_custody:
         assert [line.amount for line in returned] == [bond], "it has its pay and its bond"
         return
-    (burned,) = lines(world, task, Purpose.CUSTODY_LOST)
-    assert (burned.movement, burned.amount) == (Movement.BURNED, bond) and not returned
+    burned = lines(world, task, Purpose.CUSTODY_LOST)
+    assert {line.movement for line in burned} == {Movement.BURNED} and not returned
+    held = sum(line.amount for line in lines(world, task, Purpose.WINDOW_HOLD))
+    assert sum(line.amount for line in burned) == bond + held, "its bond, and its pay (R58)"
     assert require_node(world.state, worker).bad == 1
 
 
