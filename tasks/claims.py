@@ -224,7 +224,8 @@ def check_claim(
     """
     if blob_name(claim.size, claim.pieces) != spec.dataset.blob:
         raise ClaimUnproven("another blob than the task's data set")
-    wanted = layout_of(spec).size if blob_bytes is None else blob_bytes
+    layout = layout_of(spec)
+    wanted = layout.size if blob_bytes is None else blob_bytes
     if claim.fault is Fault.SIZE:
         if claim.size == wanted:
             raise ClaimUnproven("the blob has the size of the data set")

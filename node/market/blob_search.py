@@ -69,7 +69,7 @@ SENDER_BURST: Final = 32.0
 
 
 class Question(NamedTuple):
-    """``asker`` looks for ``blob``, the data set of ``task``. ``number`` distinguishes its repetitions."""
+    """``asker`` looks for ``blob``, an input of ``task``. ``number`` distinguishes its repetitions."""
 
     task: bytes
     blob: bytes
@@ -103,10 +103,11 @@ def _is_manifest(data: bytes, blob: bytes) -> bool:
 
 
 def is_due(state: Reader, question: Question) -> bool:
-    """Tell whether the chain confirms a question: an open task, its data set, and its worker or verifier."""
+    """Tell whether the chain confirms a question: an open task, an input of it, and its worker or verifier."""
     try:
         record = load_task(state, question.task)
-        if record.phase in ENDED or load_spec(state, question.task).dataset.blob != question.blob:
+        given = load_spec(state, question.task).inputs()
+        if record.phase in ENDED or question.blob not in [one.blob for one in given]:
             return False
     except DekubeError:
         return False  # our state may be behind

@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from node.home.options import UploadOptions
+from node.market.inputs import inputs_limit
 from node.market.uploads import UploadBook, UploadRefused, decode_book
 from p2p.base.errors import BlobUnavailable
 from p2p.blob.store import BlobStore
@@ -135,8 +136,8 @@ class GatewayBlobs:
         record, spec = load_task(self._state, task), load_spec(self._state, task)
         makers = [record.worker, record.requester]
         limit_bytes = 0
-        if name == spec.dataset.blob:
-            limit_bytes = sealed_size(DATASET_BLOB_BYTES_MAX)
+        if name in [given.blob for given in spec.inputs()]:
+            limit_bytes = inputs_limit(spec)
             makers.reverse()
             makers += input_holders(self._state, task)
         elif window is not None and window < record.next_window:
@@ -261,7 +262,7 @@ class GatewayBlobs:
             due, now_ms = self._book.due(self._now_ms()), self._now_ms()
         if not due:
             return
-        referred = {account: self._datasets(account) for account in {upload.account for upload in due}}
+        referred = {account: self._inputs(account) for account in {upload.account for upload in due}}
         with self._lock:
             for upload in due:
                 if upload.is_complete and upload.blob in referred[upload.account]:
@@ -273,8 +274,8 @@ class GatewayBlobs:
                     self._store.discard(upload.blob)
             self._save()
 
-    def _datasets(self, account: bytes) -> set[bytes]:
-        """Return the data sets of the tasks of ``account`` that have not ended."""
+    def _inputs(self, account: bytes) -> set[bytes]:
+        """Return the inputs of the tasks of ``account`` that have not ended."""
         found: set[bytes] = set()
         cursor: bytes | None = None
         for _ in range(TASK_PAGES_MAX):
@@ -282,7 +283,7 @@ class GatewayBlobs:
             for record in page.items:
                 if record.phase not in ENDED:
                     with suppress(DekubeError):
-                        found.add(load_spec(self._state, record.id).dataset.blob)
+                        found.update(given.blob for given in load_spec(self._state, record.id).inputs())
             cursor = page.next_cursor
             if cursor is None:
                 break

@@ -216,12 +216,14 @@ class Challenges:
         supply = Supply(partial(self._inputs.holders, window), trio.current_time() + FETCH_S)
         await self._inputs.unlock(*key)
         leaves = await self._inputs.leaves(spec, window, supply)
-        dataset = await self._inputs.dataset(spec, supply, key.task)
+        inputs = await self._inputs.all_of(spec, supply, key.task)
         row.segments, row.done = len(leaves), 0
         for leaf in leaves:
             supply = Supply(partial(self._inputs.holders, window), trio.current_time() + FETCH_S)
             state = await self._inputs.segment_state(*key, leaf, supply, spec)
-            verdict = await self._executor.verify_segment(key.task, spec, dataset, leaf, state)
+            verdict = await self._executor.verify_segment(
+                key.task, spec, inputs.dataset, leaf, state, model=inputs.model
+            )
             row.done += 1
             if verdict.code is Code.COMPUTED and verdict.mismatches:
                 finding = verdict.finding

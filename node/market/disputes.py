@@ -230,14 +230,14 @@ class Disputes:
         until = trio.current_time() + max(0, game.deadline_ms - self._ledger.head().steady_ms) / 1000
         supply = Supply(partial(self._inputs.holders, window), until)
         await self._inputs.unlock(key.task, key.window)
-        dataset = await self._inputs.dataset(spec, supply, key.task)
+        inputs = await self._inputs.all_of(spec, supply, key.task)
         leaves = await self._inputs.leaves(spec, window, supply)
         state = await self._inputs.segment_state(key.task, key.window, leaves[game.segment], supply, spec)
         question = question_of(spec, window, game.opened)
         secret = None if game.clock.side is Side.ACCUSED else digest(b"dispute-secret", self._secret + key.id)
         return Play(
-            spec, dataset, state, question.start.state_root, question.step_from, question.steps, game.clock.side,
-            question.end, secret, moves, question.diverged,
+            spec, inputs.dataset, state, question.start.state_root, question.step_from, question.steps,
+            game.clock.side, question.end, secret, moves, question.diverged, inputs.model,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Fetches the inputs of a task: its data set and the states of its windows.
+"""Fetches the inputs of a task: its data set and model, and the states of its windows.
 
 Any node may be the source: a blob's name is its hash, and a state is checked against the root on chain.
 """
@@ -34,12 +34,24 @@ from tasks.custody.sealed import (
     state_key,
 )
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.engines.input_blobs import check_tensors
 from tasks.engines.state import TrainingState
+from tasks.kinds.plan import Input
 from tasks.ledger.records import WindowRecord
+from tasks.programs.program import SourceKind
 from tasks.proofs import LEAVES_LIMIT_BYTES, LeavesBroken, SegmentLeaf, check_leaves, decode_leaves
-from tasks.spec import JobSpec
+from tasks.spec import ClassifierPart, JobSpec
 
-__all__ = ["DATASET_INPUT", "DatasetWrong", "InputUnavailable", "Inputs", "OutputFalse", "Supply"]
+__all__ = [
+    "DATASET_INPUT",
+    "DatasetWrong",
+    "InputUnavailable",
+    "Inputs",
+    "JobInputs",
+    "OutputFalse",
+    "Supply",
+    "inputs_limit",
+]
 
 DATASET_INPUT: Final = 0
 """The number of the data set among the inputs of a task."""
@@ -61,7 +73,11 @@ QUIET_S: Final = 15.0
 MANIFEST_SOURCES_MAX: Final = 8
 """Nodes asked for the manifest of a blob that could not be fetched: its size may prove that it is no data set."""
 DATASETS_HELD_MAX: Final = 2
-"""Decoded data sets kept in memory."""
+"""Data sets kept in memory."""
+MODELS_HELD_MAX: Final = 1
+"""Models kept in memory."""
+CHECKED_MAX: Final = 1_024
+"""Blobs whose roots are known: a model is hashed once, and not for each task and window."""
 
 
 class InputUnavailable(DekubeError):
@@ -88,6 +104,13 @@ class DatasetWrong(InputUnavailable):
     def __init__(self, message: str, claim: InputClaim) -> None:
         super().__init__(message)
         self.claim = claim
+
+
+class JobInputs(NamedTuple):
+    """What a job starts from, checked against its roots. ``model`` is empty for a job without one."""
+
+    dataset: bytes
+    model: bytes
 
 
 class Supply(NamedTuple):
@@ -172,8 +195,10 @@ class Inputs:
         """Keys of private tasks; without them such a task has no readable blob here."""
         self.custodians: Callable[[bytes], Sequence[bytes]] = lambda _task: ()
         """Machines that have signed for the data set of a task."""
-        self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
-        self._reading_dataset = trio.Lock()
+        self._datasets = _Held(DATASETS_HELD_MAX)
+        self._models = _Held(MODELS_HELD_MAX)
+        self._checked: dict[_Place, None] = {}
+        self._reading = trio.Lock()
 
     def peers(self, *first: bytes) -> list[bytes]:
         """Return the sources to ask for a blob: the expected holders, then all other peers."""
@@ -186,6 +211,46 @@ class Inputs:
         """
         return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
+    async def all_of(self, spec: JobSpec, supply: Supply, task: bytes) -> JobInputs:
+        """Return what a job starts from. Raises as ``dataset``."""
+        dataset = await self.dataset(spec, supply, task)
+        models = [await self._model(given, supply, task) for given in spec.inputs()[1:]]
+        return JobInputs(dataset, b"".join(models))
+
+    async def obtain_inputs(self, spec: JobSpec, supply: Supply, task: bytes) -> None:
+        """Fetch the blobs that a job starts from to this machine's disk. Raises InputUnavailable."""
+        await self.obtain_dataset(spec, supply, task)
+        for given in spec.inputs()[1:]:
+            await self.obtain(given.blob, supply, given.size_bytes, task)
+
+    async def _model(self, given: Input, supply: Supply, task: bytes) -> bytes:
+        """Return the blob of a frozen model. Raises InputUnavailable, also where it is another one.
+
+        Models are public, and no claim is judged about them: whoever finds that one is wrong complains.
+        """
+        await self.obtain(given.blob, supply, given.size_bytes, task)
+        async with self._reading:
+            return await self._contents(given, supply, task, self._models, None)
+
+    async def _contents(self, given: Input, supply: Supply, task: bytes, held: _Held, key: bytes | None) -> bytes:
+        """Return the tensors of a blob that no claim is judged about. Raises InputUnavailable."""
+        place = given.blob, given.root
+        if (known := held.get(place)) is not None:
+            return known
+        data = await self.fetch(given.blob, supply.brief, self._limit_of(given, task), task)
+        if key is not None:
+            data = await trio.to_thread.run_sync(crypt_blob, key, given.root, data[: given.size_bytes])
+        if place not in self._checked:
+            try:
+                await trio.to_thread.run_sync(check_tensors, given.tensors, given.root, data)
+            except DekubeError as error:
+                raise InputUnavailable(f"blob {given.blob.hex()}: {error}") from None
+            while len(self._checked) >= CHECKED_MAX:
+                self._checked.pop(next(iter(self._checked)))
+            self._checked[place] = None
+        held.put(place, data)
+        return data
+
     async def dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
         """Return the encoded data set of a job, checked against its root. Its custodians are asked first.
 
@@ -195,31 +260,31 @@ class Inputs:
         try:
             await self.obtain_dataset(spec, supply, task)
         except InputUnavailable as error:
-            claim = await self._claim_of_size(spec, supply, task)
+            claim = await self._claim_of_size(spec, supply, task) if _is_judged(spec) else None
             if claim is None:
                 raise
             raise DatasetWrong(str(error), claim) from None
         key = await self._input_key(task)
-        async with self._reading_dataset:  # one at a time: each takes several times its size for a while
-            known = self._datasets.get(spec.dataset.blob)
-            if known is not None and known[0] == spec.dataset.root:
-                return known[1]
-            data = await self.fetch(spec.dataset.blob, supply.brief, self._dataset_limit(task), task)
+        async with self._reading:  # one at a time: each takes several times its size for a while
+            if not _is_judged(spec):
+                return await self._contents(spec.inputs()[0], supply, task, self._datasets, key)
+            place = spec.dataset.blob, spec.dataset.root
+            if (known := self._datasets.get(place)) is not None:
+                return known
+            data = await self.fetch(spec.dataset.blob, supply.brief, self._dataset_limit(spec, task), task)
             if key is not None:
                 data, claim = await trio.to_thread.run_sync(find_keyed_fault, task, spec, data, key)
             else:
                 claim = await trio.to_thread.run_sync(find_fault, task, spec, data)
             if claim is not None:
                 raise DatasetWrong(say_fault(spec, claim.fault, claim.place, claim.size), claim)
-            while len(self._datasets) >= DATASETS_HELD_MAX:
-                self._datasets.pop(next(iter(self._datasets)))
-            self._datasets[spec.dataset.blob] = (spec.dataset.root, data)
+            self._datasets.put(place, data)
             return data
 
     async def obtain_dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> None:
         """Fetch the blob of a job's data set to this machine's disk. Raises InputUnavailable."""
         supply = self._with_custodians(supply, task)
-        await self.obtain(spec.dataset.blob, supply, self._dataset_limit(task), task)
+        await self.obtain(spec.dataset.blob, supply, self._dataset_limit(spec, task), task)
 
     def _with_custodians(self, supply: Supply, task: bytes) -> Supply:
         def ask() -> list[bytes]:
@@ -232,8 +297,15 @@ class Inputs:
         terms = None if self.keys is None else self.keys.terms(task)
         return terms is not None and terms.inputs > 0
 
-    def _dataset_limit(self, task: bytes) -> int:
+    def _dataset_limit(self, spec: JobSpec, task: bytes) -> int:
+        """Return the size up to which a data set is fetched: a claim about a wrong one may need the blob."""
+        if not _is_judged(spec):
+            return self._limit_of(spec.inputs()[0], task)
         return sealed_size(DATASET_BLOB_BYTES_MAX) if self._has_input_keys(task) else DATASET_BLOB_BYTES_MAX
+
+    def _limit_of(self, given: Input, task: bytes) -> int:
+        is_sealed = given.kind is SourceKind.DATA and self._has_input_keys(task)
+        return sealed_size(given.size_bytes) if is_sealed else given.size_bytes
 
     async def _claim_of_size(self, spec: JobSpec, supply: Supply, task: bytes) -> InputClaim | None:
         """Return the claim against a blob that is too large to be fetched, if somebody shows its manifest."""
@@ -433,6 +505,36 @@ class Inputs:
             except DekubeError:
                 pass
         await self.search.fetch(dataset_of, name, limit_bytes)
+
+
+_Place = tuple[bytes, bytes]
+"""Content address and root."""
+
+
+class _Held:
+    """Contents of blobs in memory, the latest ones."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._contents: dict[_Place, bytes] = {}
+
+    def get(self, place: _Place) -> bytes | None:
+        return self._contents.get(place)
+
+    def put(self, place: _Place, content: bytes) -> None:
+        while len(self._contents) >= self._most:
+            self._contents.pop(next(iter(self._contents)))
+        self._contents[place] = content
+
+
+def inputs_limit(spec: JobSpec) -> int:
+    """Return the most bytes that the inputs of a job may take on a disk."""
+    return DATASET_BLOB_BYTES_MAX if _is_judged(spec) else sealed_size(spec.inputs_bytes())
+
+
+def _is_judged(spec: JobSpec) -> bool:
+    """Tell whether the chain judges claims about the inputs of a job (market.md R32, R57)."""
+    return isinstance(spec.part, ClassifierPart)
 
 
 def _is_committed(window: WindowRecord, content: bytes) -> bool:

@@ -2,8 +2,8 @@
 market.md 10.
 
 Each has its own file, written before the promise is on chain and removed when the chain no longer requires it. The
-blobs of a published window are pinned while somebody may request them. The data set of a task is pinned while the
-task is this worker's or windows of it are open. Blocking; the files are small.
+blobs of a published window are pinned while somebody may request them. Data set and model of a task are pinned
+while the task is this worker's or windows of it are open. Blocking; the files are small.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tasks.ledger.records import (
     load_window,
 )
 from tasks.proofs import Break, Finding, break_from_value, break_to_value, findings_from_value, findings_to_value
+from tasks.spec import JobSpec
 
 __all__ = ["Found", "Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
 
@@ -109,8 +110,8 @@ class Promises:
         self._root, self._blobs, self._worker = root, blobs, worker
         self._published: dict[tuple[bytes, int], Published] = {}
         self._verdicts: set[VerdictKey] = set()
-        self._datasets: dict[bytes, bytes] = {}
-        """The pinned data sets of tasks."""
+        self._inputs: dict[bytes, frozenset[bytes]] = {}
+        """The pinned inputs of tasks."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in root.iterdir():
             self._take_up(path)
@@ -134,16 +135,17 @@ class Promises:
         """Return the record of a window that this node published."""
         return self._published.get((task, window))
 
-    def keep_dataset(self, task: bytes, blob: bytes) -> None:
-        """Pin the data set of this worker's task: apart from the requester, nobody else may have it."""
-        self._datasets[task] = blob
-        self._blobs.pin(blob)
+    def keep_inputs(self, task: bytes, spec: JobSpec) -> None:
+        """Pin the inputs of this worker's task: apart from the requester, nobody else may have them."""
+        self._inputs[task] = frozenset(given.blob for given in spec.inputs())
+        for blob in self._inputs[task]:
+            self._blobs.pin(blob)
 
     def blobs_of(self, tasks: Collection[bytes]) -> frozenset[bytes]:
         """Return the pinned blobs of these tasks."""
         windows = (published.blobs for (task, _), published in list(self._published.items()) if task in tasks)
-        datasets = (blob for task, blob in list(self._datasets.items()) if task in tasks)
-        return frozenset(datasets).union(*windows)
+        inputs = (blobs for task, blobs in list(self._inputs.items()) if task in tasks)
+        return frozenset[bytes]().union(*inputs, *windows)
 
     def seal(self, key: VerdictKey, height: int, found: Found) -> None:
         """Record what a sealed verdict hides. ``height`` distinguishes draws for the same window."""
@@ -177,16 +179,16 @@ class Promises:
                 self._window_path(task, number).unlink(missing_ok=True)
             for name in published.blobs - kept:
                 self._blobs.unpin(name)
-        self._tidy_datasets(state)
+        self._tidy_inputs(state)
 
-    def _tidy_datasets(self, state: Reader) -> None:
-        for task in {task for task, _ in self._published} - self._datasets.keys():
+    def _tidy_inputs(self, state: Reader) -> None:
+        for task in {task for task, _ in self._published} - self._inputs.keys():
             if self._has_duty(state, task):  # the window is of an earlier run of the node
-                self.keep_dataset(task, load_spec(state, task).dataset.blob)
-        for task, blob in list(self._datasets.items()):
+                self.keep_inputs(task, load_spec(state, task))
+        for task, blobs in list(self._inputs.items()):
             if not self._has_duty(state, task):
-                del self._datasets[task]
-                self._unpin([blob])
+                del self._inputs[task]
+                self._unpin(blobs)
 
     def _has_duty(self, state: Reader, task: bytes) -> bool:
         return state.get(by_duty_key(self._worker, task)) is not None
@@ -195,9 +197,9 @@ class Promises:
         return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
 
     def _unpin(self, names: Iterable[bytes]) -> None:
-        """Unpin blobs that belong to no known window and are the data set of no task."""
+        """Unpin blobs that belong to no known window and are an input of no task."""
         windows = (published.blobs for published in list(self._published.values()))
-        for name in set(names).difference(list(self._datasets.values()), *windows):
+        for name in set(names).difference(*list(self._inputs.values()), *windows):
             self._blobs.unpin(name)
 
     def _take_up(self, path: Path) -> None:

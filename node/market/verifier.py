@@ -12,17 +12,19 @@ import trio
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import work_while
 from node.market.false_outputs import FalseOutputs
-from node.market.inputs import Inputs, InputUnavailable, OutputFalse, Supply
+from node.market.inputs import Inputs, InputUnavailable, JobInputs, OutputFalse, Supply, inputs_limit
+from node.market.machine import available_memory_bytes
 from node.market.promises import Found, Promises, VerdictKey
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import ZERO_HASH, digest
 from tasks.custody.sealed import sealed_size
-from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.errors import ChallengeClosed
+from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
+from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.capacity import declines_left
 from tasks.ledger.dispute_transitions import SHOW_BREAK
 from tasks.ledger.disputes import has_proof
@@ -117,10 +119,13 @@ class TaskVerifier:
         fetch_ms = sum(self._fetching_ms) + time.fetch_ms
         if under_way >= CHECKS_AT_ONCE_MAX and fetch_ms > time.total_ms - time.run_ms // 2:
             return f"{under_way} checks are under way, and their states may take {fetch_ms} ms to fetch"
-        needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + DATASET_BLOB_BYTES_MAX
+        needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + inputs_limit(spec)
         free_bytes = self._free_bytes()
         if free_bytes < needed_bytes:
             return f"the disk has {free_bytes} bytes free, and the check may need {needed_bytes}"
+        memory_bytes = needs_of(spec, open_windows_max=1).process
+        if memory_bytes > (there := min(available_memory_bytes(), ProcessOptions().memory_mib << 20)):
+            return f"there are {there} bytes of memory for a job, and the check may need {memory_bytes}"
         return ""
 
     def _seal_time(self, duty: CheckDuty) -> SealTime:
@@ -195,7 +200,7 @@ class TaskVerifier:
         try:
             await self._inputs.unlock(duty.task, duty.window, supply.until)
             leaves = await self._inputs.leaves(spec, window, supply)
-            await self._inputs.obtain_dataset(spec, supply, duty.task)
+            await self._inputs.obtain_inputs(spec, supply, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
             return _unavailable(duty, error)
@@ -214,10 +219,10 @@ class TaskVerifier:
                 except OutputFalse as error:
                     await self._false_outputs.show(window, error)
                     raise
-                dataset = await self._inputs.dataset(spec, supply, duty.task)
+                inputs = await self._inputs.all_of(spec, supply, duty.task)
             except InputUnavailable as error:
                 return _unavailable(duty, error)
-            return await self._check(duty, spec, dataset, leaves, supply, lacks)
+            return await self._check(duty, spec, inputs, leaves, supply, lacks)
 
     async def _try_result(
         self, duty: CheckDuty, spec: JobSpec, window: WindowRecord, supply: Supply
@@ -237,7 +242,7 @@ class TaskVerifier:
         return max(left_ms - run_ms // 2, left_ms // 2) / 1000
 
     async def _check(
-        self, duty: CheckDuty, spec: JobSpec, dataset: bytes, leaves: Sequence[SegmentLeaf], supply: Supply,
+        self, duty: CheckDuty, spec: JobSpec, inputs: JobInputs, leaves: Sequence[SegmentLeaf], supply: Supply,
         lacks: Mapping[int, str],
     ) -> tuple[Finding, ...]:  # fmt: skip
         found = []
@@ -250,7 +255,7 @@ class TaskVerifier:
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:
-                    verdict = await self._check_segment(duty.task, spec, dataset, leaves[segment], state)
+                    verdict = await self._check_segment(duty.task, spec, inputs, leaves[segment], state)
             if not verdict.ok:
                 _log.warning(
                     "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
@@ -260,9 +265,9 @@ class TaskVerifier:
         return tuple(found)
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
     ) -> Verdict:
-        return await self._executor.verify_segment(task, spec, dataset, leaf, state)
+        return await self._executor.verify_segment(task, spec, inputs.dataset, leaf, state, model=inputs.model)
 
     def _nonce(self, duty: CheckDuty) -> bytes:
         """Return the nonce of a seal: derived, so that a restarted verifier can still reveal.

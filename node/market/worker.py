@@ -13,7 +13,7 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE, Abandoned, work_while
-from node.market.inputs import DATASET_INPUT, DatasetWrong, Inputs, InputUnavailable, Supply
+from node.market.inputs import DATASET_INPUT, DatasetWrong, Inputs, InputUnavailable, JobInputs, Supply
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
 from node.market.task_keys import TaskKeys, WindowSeal
@@ -134,10 +134,13 @@ class Worker:
 
     async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
-        lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
-        reason = Reason.JOB_UNFIT
+        # Told as an input that cannot be fetched: a complaint pauses no machine (R53).
+        lack, reason = "; ".join(text for _, text in kind_objections(spec)), Reason.INPUT_UNAVAILABLE
         if not lack:
-            lack, reason = _lack_of_kind(spec) or await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
+            room = await trio.to_thread.run_sync(self._lack_of_room, task, spec)
+            lack, reason = room or self._lack_of_funds(spec, duty), Reason.JOB_UNFIT
+        if not lack:
+            lack, reason = await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1
@@ -237,19 +240,23 @@ class Worker:
 
     async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Do the first segment. Raises InputUnavailable, JobUnfit where a window would be late, or as run_task."""
-        dataset, start = await self._supply(task, spec, duty)
-        pace_ms = await self._executor.try_task(task, spec, dataset, start=start)
+        inputs, start = await self._supply(task, spec, duty)
+        pace_ms = await self._executor.try_task(task, spec, inputs.dataset, start=start, model=inputs.model)
         step_from, step_to = spec.window_range(duty.window)
         allowed_ms = window_span_ms(spec, duty.window, load_task(self._ledger.store, task).rate, self._parameters)
         if PACE_MARGIN * pace_ms * (step_to - step_from) > allowed_ms:
             raise JobUnfit(f"{pace_ms} ms a step: window {duty.window} would be late")
 
-    async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
-        """Return the data set, and the state to start from where neither journal nor job has it."""
-        self._promises.keep_dataset(task, spec.dataset.blob)
+    async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[JobInputs, bytes | None]:
+        """Return data set and model, and the state to start from where neither journal nor job has it.
+
+        Both are kept until no window of the task is open: who checks one fetches them from here if nobody else
+        gives them.
+        """
+        self._promises.keep_inputs(task, spec)
         requester = load_task(self._ledger.store, task).requester
         supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
-        dataset = await self._inputs.dataset(spec, supply, task)
+        inputs = await self._inputs.all_of(spec, supply, task)
         start: bytes | None = None
         if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
             before = load_window(self._ledger.store, task, duty.window - 1)
@@ -258,7 +265,7 @@ class Worker:
             if before.proof.state_root_out != duty.state_root:
                 raise Abandoned
         self.known.add(task)
-        return dataset, start
+        return inputs, start
 
     def _is_at(self, task: bytes, action: Action) -> bool:
         duty = self._work_duty(task)
@@ -275,7 +282,7 @@ class Worker:
 
     async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         is_ours = partial(self._is_ours, task)
-        dataset, start = await work_while(self._ledger, is_ours, partial(self._supply, task, spec, duty))
+        inputs, start = await work_while(self._ledger, is_ours, partial(self._supply, task, spec, duty))
         outcome: list[BaseException | None] = [None]
 
         async def hand_on(result: WindowResult) -> None:
@@ -287,7 +294,9 @@ class Worker:
                 await trio.lowlevel.checkpoint()
 
         with trio.CancelScope() as scope:
-            run = partial(self._executor.run_task, task, spec, dataset, hand_on, start=start)
+            run = partial(
+                self._executor.run_task, task, spec, inputs.dataset, hand_on, start=start, model=inputs.model
+            )
             try:
                 done = await work_while(self._ledger, is_ours, run)
             except JobFailed as error:
@@ -405,7 +414,8 @@ class Worker:
         """
         published = self._promises.published(duty.task, duty.window)
         spec = load_spec(self._ledger.store, duty.task)
-        names = (*published.blobs, spec.dataset.blob) if published is not None else ()
+        given = (one.blob for one in spec.inputs())
+        names = (*published.blobs, *given) if published is not None else ()
         gone = [name.hex() for name in names if not self._blobs.is_complete(name)]
         if published is None or gone:
             _log.error(
@@ -419,11 +429,3 @@ class Worker:
             "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
             task=duty.task, window=duty.window, segments=list(duty.segments),
         )  # fmt: skip
-
-
-def _lack_of_kind(spec: JobSpec) -> str:
-    """Return why this node does not run jobs of a kind, or an empty text.
-
-    It is told as an input that cannot be fetched: a complaint pauses no machine (R53).
-    """
-    return "; ".join(text for _, text in kind_objections(spec))

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from state.primitives.codec import encode
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.claims import layout_of
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, ChunkProof, CipherBlob, Custody, crypt_chunk
 from tasks.custody.errors import ChunkInvalid, KeyInvalid
 from tasks.custody.keys import (
@@ -129,12 +128,12 @@ def _sealed(blob: CipherBlob) -> SealedBlob:
 
 def input_blob_size(spec: JobSpec) -> int:
     """Return the bytes of a job's private data set as it is stored."""
-    return sealed_size(layout_of(spec).size)
+    return sealed_size(spec.inputs()[0].size_bytes)
 
 
 def open_input(input_key: bytes, spec: JobSpec, blob: bytes) -> bytes:
     """Return what the chunks of a private data set decrypt to: whether that is the data set is not checked."""
-    return crypt_blob(input_key, spec.dataset.root, blob[: layout_of(spec).size])
+    return crypt_blob(input_key, spec.dataset.root, blob[: spec.inputs()[0].size_bytes])
 
 
 def public_output(window: int, content: bytes) -> CipherBlob:

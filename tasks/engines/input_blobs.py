@@ -6,13 +6,18 @@ Names, types and order follow from the job's shape, so the blob has nothing but 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tasks.engines.errors import DatasetInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.llama_shape import weight_tensors
-from tasks.programs.tensors import TensorType
+from tasks.programs.states import data_root
+from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["join_tensors", "read_model", "read_rows", "split_tensors"]
+__all__ = ["MODEL_SENT_BYTES_MAX", "check_tensors", "join_tensors", "read_model", "read_rows", "split_tensors"]
+
+MODEL_SENT_BYTES_MAX: Final = 1 << 28
+"""A frozen model that a job's process takes: it is sent in one frame."""
 
 
 def join_tensors(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> bytes:
@@ -35,6 +40,13 @@ def split_tensors(kinds: Mapping[str, TensorType], blob: bytes) -> dict[str, byt
         found[name] = blob[at:end]
         at = end
     return found
+
+
+def check_tensors(kinds: Mapping[str, TensorType], root: bytes, blob: bytes) -> None:
+    """Return if a blob holds the tensors of a root. Raises DatasetInvalid."""
+    found = split_tensors(kinds, blob)
+    if data_root({name: (kind, tensor_root(kind, found[name])) for name, kind in kinds.items()}) != root:
+        raise DatasetInvalid("its tensors have another root than the job names")
 
 
 def read_rows(shape: FinetuneShape, blob: bytes) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from state.primitives.hashing import HASH_BYTES
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.playing import (
@@ -46,8 +47,6 @@ SMALL_FRAME_BYTES: Final = 4096
 FRAME_ITEMS_MAX: Final = 32
 """Values of a frame of the process, at all depths."""
 TEXT_MAX: Final = 400
-MODEL_SENT_BYTES_MAX: Final = 1 << 28
-"""Of a frozen model that goes to a process in one frame."""
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 

@@ -16,6 +16,7 @@ from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
@@ -32,6 +33,7 @@ from tasks.ledger.registry import (
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
+from tasks.programs.program import SourceKind
 from tasks.spec import ClassifierPart, JobSpec
 
 __all__ = [
@@ -167,11 +169,12 @@ def _start_root(plan: JobPlan) -> bytes:
 
 
 def kind_objections(spec: JobSpec) -> list[Objection]:
-    """Return that nodes of this version do not run a job, where that is so: they fetch no models."""
-    if len(spec.inputs()) == 1:
+    """Return that nodes of this version do not run a job, where that is so: its model is too large for them."""
+    size = sum(given.size_bytes for given in spec.inputs() if given.kind is SourceKind.MODEL)
+    if size <= MODEL_SENT_BYTES_MAX:
         return []
-    text = f"nodes of this version do not fetch models, so no machine runs a job of the kind {spec.kind}"
-    return [Objection("kind_not_run", text)]
+    text = f"nodes of this version run models of {MODEL_SENT_BYTES_MAX} bytes at most, this one has {size}"
+    return [Objection("model_too_large", text)]
 
 
 # The machines

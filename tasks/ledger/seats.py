@@ -11,6 +11,7 @@ from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
+from tasks.programs.program import SourceKind
 from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec
 
@@ -64,12 +65,14 @@ class SealTime(NamedTuple):
 def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealTime:
     """Return how long a verifier of ``segments`` segments has.
 
-    It fetches the state before each of them and the one after the window; a state is as large as the job's model.
+    It fetches the state before each of them, the one after the window, and a frozen model. For a data set there
+    is room in the least time to run.
     """
-    states_bytes = (segments + 1) * spec.plan().state_limit_bytes
+    model_bytes = sum(given.size_bytes for given in spec.inputs() if given.kind is SourceKind.MODEL)
+    fetched_bytes = (segments + 1) * spec.plan().state_limit_bytes + model_bytes
     work_ms = segments * spec.schedule.segment_steps * spec.step_ms
     run_ms = max(parameters.seal_ms_min, parameters.seal_slack * work_ms)
-    return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, run_ms, work_ms)
+    return SealTime(1000 * fetched_bytes // parameters.seal_bytes_per_s, run_ms, work_ms)
 
 
 def agrees(finding: Finding, opened: Opened) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 from node.cli import main
 from node.daemon.running import RunningNode
 from node.market.duties import DutyService
+from node.market.inputs import JobInputs
 from node.market.verifier import TaskVerifier
 from tasks.executor.results import Verdict
 from tasks.proofs import Code, SegmentLeaf
@@ -30,7 +31,7 @@ class LazyVerifier(TaskVerifier):
     """Computes nothing. It says what the worker published, and guesses what the worker hides."""
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
     ) -> Verdict:
         guess = secrets.token_bytes(32)
         return Verdict(leaf.segment, Code.COMPUTED, guess, leaf.state_root_after, leaf.loss_bits, ())

@@ -11,18 +11,22 @@ from typing import Final
 
 import numpy as np
 
+from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.arrays import Array, Arrays
+from tasks.programs.finetune import finetune_program
 from tasks.programs.operators import Context
 from tasks.programs.program import Program
 from tasks.programs.running import Runner, StepResult, content_of, load_tensor
 
-__all__ = ["TENSOR", "changed", "install"]
+__all__ = ["TENSOR", "changed", "false_tensor", "install", "install_rate", "install_skip"]
 
 TENSOR: Final = "parameter/0/weight"
 CHANGE: Final = 2.0**-8
 EVERY: Final = 4
 """Of so many steps one is false: a segment has that many, or more."""
 OFFSET: Final = 2
+RATE_FACTOR: Final = 2
+"""How many times too large the learning rate of a fine-tuning liar is."""
 
 
 def changed(content: bytes) -> bytes:
@@ -30,6 +34,38 @@ def changed(content: bytes) -> bytes:
     first = float(np.frombuffer(content, dtype="<f4", count=1)[0])
     false = bytes(np.float32(first + (CHANGE if first >= 0 else -CHANGE)).astype("<f4").tobytes())
     return false + content[4:]
+
+
+def false_tensor(program: Program) -> str:
+    """Return the name of the tensor that is false: a classifier's first weights, or the first adapter."""
+    return TENSOR if TENSOR in program.stores else min(name for name in program.stores if "parameter/" in name)
+
+
+def install_rate() -> None:
+    """Make every job of fine-tuning of this process train with twice the learning rate."""
+
+    def program(plan: TuningPlan) -> Program:
+        adamw = plan.rates.adamw
+        faster = plan.rates._replace(
+            adamw=adamw._replace(learning_rate_nano=RATE_FACTOR * adamw.learning_rate_nano)
+        )
+        return finetune_program(plan.shape, faster)
+
+    TuningPlan.program = property(program)  # type: ignore[method-assign, assignment]
+
+
+def install_skip() -> None:
+    """Make every program of this process leave the state as it was in some steps."""
+    run = Runner.run
+
+    def lazy_run(self: Runner, sources: Sequence[Array], context: Context) -> StepResult:
+        result = run(self, sources, context)
+        if context.step % EVERY != OFFSET:
+            return result
+        given = {one.key: value for one, value in zip(_inside(self)[0].sources, sources, strict=True)}
+        return result._replace(stores={name: given[name] for name in result.stores})
+
+    Runner.run = lazy_run  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -41,15 +77,17 @@ def install() -> None:
         if context.step % EVERY != OFFSET:
             return result
         program, arrays = _inside(self)
-        kind = program.types[program.stores[TENSOR]]
-        false = load_tensor(arrays, kind, changed(content_of(arrays, kind, result.stores[TENSOR])))
-        return result._replace(stores=result.stores | {TENSOR: false})
+        name = false_tensor(program)
+        kind = program.types[program.stores[name]]
+        false = load_tensor(arrays, kind, changed(content_of(arrays, kind, result.stores[name])))
+        return result._replace(stores=result.stores | {name: false})
 
     def lying_contents(
         self: Runner, sources: Sequence[Array], context: Context, mark: bytes | None = None,
         wanted: Set[int] | None = None,
     ) -> Iterator[tuple[int, bytes]]:  # fmt: skip
-        false = _inside(self)[0].stores[TENSOR] if context.step % EVERY == OFFSET else None
+        program = _inside(self)[0]
+        false = program.stores[false_tensor(program)] if context.step % EVERY == OFFSET else None
         for number, content in contents(self, sources, context, mark, wanted):
             yield number, changed(content) if number == false else content
 

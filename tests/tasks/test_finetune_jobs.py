@@ -45,7 +45,9 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
     assert len(first_state(PLAN).encode()) <= PLAN.state_limit_bytes
     assert check_start(SPEC) == []
     assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
-    assert [found.code for found in kind_objections(SPEC)] == ["kind_not_run"]
+    assert kind_objections(SPEC) == []
+    large = SPEC.changed(model=PART.model._replace(vocabulary=1 << 17, width=1 << 10, head_width=512))
+    assert [found.code for found in kind_objections(large)] == ["model_too_large"]
     with pytest.raises(UnsupportedJob):
         classifier_plan(SPEC)
 

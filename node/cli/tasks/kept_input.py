@@ -16,7 +16,6 @@ from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import manifest_of
-from tasks.claims import layout_of
 from tasks.custody.chunks import BlobCommitment
 from tasks.custody.sealed import public_input
 from tasks.ledger.custody import reserve_for
@@ -36,7 +35,7 @@ def input_price(client: Client, spec: JobSpec) -> int:
     """Return what a requester locks for the custody of a job's data set."""
     found = client.call("dekube_genesis")["parameters"]
     parameters = TaskParameters(**{name: int(found[f"tasks.{name}"]) for name in _NAMES})
-    return reserve_for(layout_of(spec).size, parameters) if parameters.custody_copies else 0
+    return reserve_for(spec.inputs()[0].size_bytes, parameters) if parameters.custody_copies else 0
 
 
 def commitment_of(key: SecretKey, spec: JobSpec, dataset: bytes, *, is_private: bool) -> BlobCommitment:

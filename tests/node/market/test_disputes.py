@@ -12,6 +12,7 @@ import trio
 import node.market.duties
 from node.market.challenges import ChallengeRefused
 from node.market.duties import DutyService
+from node.market.inputs import JobInputs
 from node.market.verifier import TaskVerifier
 from node.market.worker import Worker
 from tasks.executor.results import Verdict, WindowResult
@@ -34,7 +35,7 @@ class MakesThingsUp(TaskVerifier):
     """Claims what nobody computes."""
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
     ) -> Verdict:
         return Verdict(leaf.segment, Code.COMPUTED, b"?" * 32, leaf.state_root_after, leaf.loss_bits, ())
 

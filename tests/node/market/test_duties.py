@@ -23,7 +23,7 @@ from billing.escrow import Movement, Purpose, escrow_totals
 from node.home.options import RegistryOptions
 from node.market.cancellation import work_while
 from node.market.duties import DutyService
-from node.market.inputs import InputUnavailable, Supply
+from node.market.inputs import InputUnavailable, JobInputs, Supply
 from node.market.machine import Rate
 from node.market.promises import Published
 from node.market.task_keys import WindowSeal
@@ -110,14 +110,24 @@ class Market:
             assert machine.network.blobs is not None
             blob = machine.network.blobs.add(content)
             machine.network.blobs.pin(blob)
+        await self.register()
+        await self.post(spec.changed(dataset=spec.dataset._replace(blob=blob)))
+
+    async def register(self) -> None:
+        """Put all machines into the registry."""
         async with trio.open_nursery() as registering:
             for machine in self.machines:
                 registering.start_soon(machine.register)
-            spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
-            posting: list[Value] = [encode_spec(spec)]
-            registering.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, posting)
             await self.world.mint_until(lambda: not registering.child_tasks)
-        self.task = task_id_of(account(REQUESTER).address, 0)
+
+    async def post(self, spec: JobSpec) -> None:
+        """Post a task, which is the market's from then on."""
+        nonce = load_account(self.world.store, account(REQUESTER).address).nonce
+        async with trio.open_nursery() as posting:
+            payload: list[Value] = [encode_spec(spec)]
+            posting.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, payload)
+            await self.world.mint_until(lambda: not posting.child_tasks)
+        self.task = task_id_of(account(REQUESTER).address, nonce)
 
     @property
     def record(self) -> TaskRecord:
@@ -875,7 +885,7 @@ async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World
     market = Market(world, worker, verifier)
     begun, ended = trio.Event(), trio.Event()
 
-    async def endless(*_arguments: object) -> None:
+    async def endless(*_arguments: object, **_more: object) -> None:
         begun.set()
         try:
             await trio.sleep_forever()
@@ -1101,10 +1111,10 @@ async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world:
     """By whom the task was taken up, and whether from a state of another."""
 
     class NotingWorker(Worker):
-        async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
-            dataset, start = await super()._supply(task, spec, duty)
+        async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[JobInputs, bytes | None]:
+            inputs, start = await super()._supply(task, spec, duty)
             begun.append((self._wallet.address, start is not None))
-            return dataset, start
+            return inputs, start
 
     class Noting(DutyService):
         worker_type = NotingWorker

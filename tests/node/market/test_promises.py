@@ -150,7 +150,7 @@ def test_a_data_set_is_kept_as_long_as_its_task_asks_anything_of_its_worker(tmp_
             store.add(bytes([next(fillings)]) * 60)
         return store.is_complete(blob)
 
-    promises.keep_dataset(task, blob)
+    promises.keep_inputs(task, load_spec(state, task))
     promises.tidy(state)
     assert is_kept() and promises.blobs_of({task}) == {blob} and promises.blobs_of({TASK.id}) == frozenset()
     promises.publish(task, 0, published_of(b"b", b"l", b"a", store=store))
