@@ -1,8 +1,8 @@
 """Speed trials: the program of a link, the chain of links, and what a machine shows of it (market.md 3.6). Pure.
 
-A trial is a chain of links. Each is a program of products of matrices that follow from the state before, 32 bytes;
-its result gives the state after. So the links of a chain cannot be computed at the same time, and who checks one
-of them needs nothing but its state before.
+A trial is a chain of links. Each is a program of products of matrices that follow from the seed of the trial and
+the state before, 32 bytes; its result gives the state after. So the links of a chain are computed one after the
+other, and who checks one of them needs nothing but the seed and its state before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
     "LINKS_MAX", "SAMPLES_MAX", "WIDTHS", "ShownLink", "first_state", "link_program", "link_units", "next_state",
-    "positions_of", "root_of", "show", "shown_from_value", "shown_to_value", "shows", "width_of",
+    "positions_of", "result_digest", "root_of", "show", "shown_from_value", "shown_to_value", "shows", "width_of",
 ]  # fmt: skip
 
-WIDTHS: Final = (64, 128, 256, 512, 1024, 2048, 4096)
-"""Rows and columns of the matrices of a link."""
+WIDTHS: Final = (64, 128, 256, 512, 1024, 2048)
+"""Rows and columns of the matrices of a link. A verifier runs some links again on one slow core, in time."""
 LINKS_WANTED: Final = 64
 """A width is chosen so that a machine as fast as it claims does at least so many links."""
 LINKS_MAX: Final = 1 << 16
@@ -35,7 +35,7 @@ PRODUCTS: Final = 3
 """Products of a link, one after the other."""
 BITS: Final = 15
 SHIFT: Final = 8
-LEFT, RIGHT = "left", "right"
+LEFT, RIGHT, SCALES = "left", "right", "scales"
 _SIBLINGS_MAX: Final = LINKS_MAX.bit_length()
 
 
@@ -53,19 +53,24 @@ class ShownLink(NamedTuple):
 def link_program(width: int) -> Computation:
     """Return the program of a link: three products with one matrix, and the sums of the positive values of rows.
 
-    The last step reads each value of the last product, and is not linear: no product can be left out.
+    Both matrices stay the same in a trial; a scale for each column of the left one follows from the state. So a
+    link hashes one row, not matrices: a device waits for no processor. No product can be prepared before the
+    scales are known. The last step reads each value of the last product, and is not linear: none can be left out.
     """
     kind = TensorType(ElementType.UINT8, width, width)
-    builder = Builder([Source(SourceKind.DATA, LEFT, kind), Source(SourceKind.DATA, RIGHT, kind)])
+    row = TensorType(ElementType.UINT8, 1, width)
+    kinds = {LEFT: kind, RIGHT: kind, SCALES: row}
+    builder = Builder([Source(SourceKind.DATA, name, of) for name, of in kinds.items()])
     half = builder.constant(0.5)
-    left, right = (
+    left, right, scales = (
         builder.call(
             "subtract",
             builder.call("scale_bytes", builder.source(SourceKind.DATA, name), attributes=(SHIFT,)),
             half,
         )
-        for name in (LEFT, RIGHT)
+        for name in kinds
     )
+    left = builder.call("multiply", left, scales)
     for _ in range(PRODUCTS):
         left = builder.contract(left, right, BITS)
     positive = builder.call("select", left, left, builder.constant(0.0))
@@ -88,8 +93,13 @@ def first_state(seed: bytes) -> bytes:
     return digest(b"trial-first", seed)
 
 
+def result_digest(result: bytes) -> bytes:
+    """Return the digest of a link's result. Who has not computed the link does not know it."""
+    return digest(b"trial-result", result)
+
+
 def next_state(before: bytes, result: bytes) -> bytes:
-    """Return the state after a link: ``result`` are the bytes of its program's result."""
+    """Return the state after a link: ``result`` is the digest of its program's result."""
     return digest(b"trial-link", before + result)
 
 

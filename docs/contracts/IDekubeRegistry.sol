@@ -67,10 +67,10 @@ interface IDekubeRegistry {
     /// @param links The links with their paths, in CBOR.
     function showTrial(bytes calldata links) external;
 
-    /// @notice Say whether the links of a machine's speed trial are right.
+    /// @notice Give the results that the verifier computed for the links of a machine's speed trial.
     /// @param node The machine.
-    /// @param right 1 if they are, 0 if one is not.
-    function judgeTrial(address node, uint8 right) external;
+    /// @param results The digest of each link's result, in CBOR.
+    function judgeTrial(address node, bytes calldata results) external;
 
     /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
     ///   carried.

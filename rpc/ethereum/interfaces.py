@@ -136,8 +136,8 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         intent="Show links of a speed trial",
     ),
     ("registry", "judgeTrial"): Text(
-        "Say whether the links of a machine's speed trial are right.",
-        {"node": "The machine.", "right": "1 if they are, 0 if one is not."},
+        "Give the results that the verifier computed for the links of a machine's speed trial.",
+        {"node": "The machine.", "results": "The digest of each link's result, in CBOR."},
         intent="Judge a speed trial",
     ),
     ("registry", "TrialBegun"): Text(

@@ -318,14 +318,14 @@ class TaskParameters:
     trial_valid_ms: int = 24 * HOUR_MS
     """A machine whose rate was measured longer ago is offered no task."""
     trial_blocks: int = 28_800
-    """In one of so many blocks a machine is drawn for a trial: each eight hours, in the mean."""
+    """In one of so many blocks a round of trials begins: each eight hours, in the mean."""
     trial_samples: int = 4
     """Links of a trial that are checked."""
     trial_fee: int = 5 * 10**14
-    """Pay of the verifier of a trial; the machine pays it twice, for a second one."""
+    """Pay of a verifier whose word decides a trial; the machine pays it twice, for a second one."""
     trial_fine: int = 5 * 10**16
     """Burned of the bond of a machine that does not show what it committed to, or whose links are wrong, and of a
-    verifier that said so of right ones."""
+    verifier whose word is another one than that which decides."""
 
     # Blocks
     deadlines_per_block: int = 256

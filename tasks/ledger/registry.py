@@ -50,6 +50,7 @@ __all__ = [
     "new_stake",
     "node_subject",
     "operator_of",
+    "place_of",
     "profile_from_value",
     "profile_to_value",
     "remove_node",
@@ -331,6 +332,11 @@ def node_subject(address: bytes) -> bytes:
 def _index_key(role: NodeRole, address: bytes) -> bytes:
     # Spread by a hash, so that where an address lies does not decide how often a random start finds it.
     return _INDEX + bytes([role]) + digest(b"node-spread", address)[:_SPREAD_BYTES] + address
+
+
+def place_of(address: bytes) -> int:
+    """Return the place of a machine in the index, below 2^64."""
+    return int.from_bytes(digest(b"node-spread", address)[:_SPREAD_BYTES], "big")
 
 
 def is_found(node: NodeRecord, parameters: TaskParameters) -> bool:

@@ -28,7 +28,7 @@ _CALLS: Final = {
     ASK_TRIAL: CallForm(REGISTRY_ADDRESS, "askTrial()"),
     COMMIT_TRIAL: CallForm(REGISTRY_ADDRESS, "commitTrial(uint32 links, bytes32 root)", value_at=2),
     SHOW_TRIAL: CallForm(REGISTRY_ADDRESS, "showTrial(bytes links)", nested=("links",)),
-    JUDGE_TRIAL: CallForm(REGISTRY_ADDRESS, "judgeTrial(address node, uint8 right)"),
+    JUDGE_TRIAL: CallForm(REGISTRY_ADDRESS, "judgeTrial(address node, bytes results)", nested=("results",)),
 }
 
 
@@ -41,10 +41,10 @@ class CommittedTrial(NamedTuple):
 
 
 class JudgedTrial(NamedTuple):
-    """A machine, and whether the links that it showed are right."""
+    """A machine, and the digests of what a verifier computed for the links that it showed."""
 
     node: bytes
-    is_right: bool
+    digests: tuple[bytes, ...]
 
 
 def _decode_nothing(payload: list[Any]) -> None:
@@ -72,10 +72,14 @@ def _decode_show(payload: list[Any]) -> tuple[ShownLink, ...]:
 
 def _decode_judge(payload: list[Any]) -> JudgedTrial:
     match payload:
-        case [bytes(node), int(right)] if len(node) == ADDRESS_BYTES and right in (0, 1):
-            return JudgedTrial(node, right == 1)
+        case [bytes(node), list(digests)] if (
+            len(node) == ADDRESS_BYTES
+            and 0 < len(digests) <= SAMPLES_MAX
+            and all(type(each) is bytes and len(each) == HASH_BYTES for each in digests)
+        ):
+            return JudgedTrial(node, tuple(digests))
         case _:
-            raise DecodeError("[node, 0 or 1] expected")
+            raise DecodeError("[node, digests] expected")
 
 
 def trial_rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
@@ -98,7 +102,7 @@ def trial_rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
 
     def judge(state: Overlay, payload: JudgedTrial, context: Context) -> None:
         trials.judge_trial(
-            state, context.sender, payload.node, payload.is_right, context.block, context.emit, parameters
+            state, context.sender, payload.node, payload.digests, context.block, context.emit, parameters
         )
         touch(state, context)
 

@@ -1,20 +1,23 @@
 """Speed trials of machines: when one is due, its record, its check, the rate that counts (market.md R47 to R49).
 
 A trial has a record under the machine's address. The chain begins it, the machine commits to what it did, a later
-beacon draws a verifier and links, the machine shows these, and the verifier says whether they are right.
+beacon draws a verifier and links, the machine shows these, and the verifier says what it computes for them.
+
+Trials by lot come in rounds: one machine cannot answer for several that are tried at the same time (R75).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
 from billing.escrow import add_earnings
 from billing.prices import Role
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import encode
+from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.receipts import Event, EventType
@@ -37,27 +40,41 @@ from tasks.ledger.registry import (
     is_available,
     load_node,
     node_subject,
+    place_of,
     require_node,
     wake_at,
 )
 from tasks.ledger.reputation import mark_failure
-from tasks.trials import SAMPLES_MAX, ShownLink, link_units, positions_of, shows, width_of
+from tasks.trials import SAMPLES_MAX, ShownLink, link_units, next_state, positions_of, shows, width_of
 
 __all__ = [
     "TRIALS_PER_BLOCK_MAX", "TRIAL_EVENTS", "TRIAL_LIMIT_BYTES", "TrialPhase", "TrialRecord", "ask_trial",
-    "commit_trial", "find_trial", "forget_trial", "judge_trial", "measured_node", "measured_rate", "on_change",
-    "show_trial", "step_trials",
+    "asks_from_ms", "commit_trial", "find_round", "find_trial", "forget_trial", "judge_trial", "measured_node",
+    "measured_rate", "on_change", "show_trial", "step_trials", "trials_to_judge",
 ]  # fmt: skip
 
 TRIAL_LIMIT_BYTES: Final = 1536
 TRIALS_PER_BLOCK_MAX: Final = 8
-"""Steps of trials in a block that are due by time, as many by height, and trials that begin by lot."""
-CHECKS_MAX: Final = 3
+"""Steps of trials in a block that are due by time, as many by height, and trials that begin in a round."""
+CHECKS_MAX: Final = 5
 """Verifiers that are drawn for a trial, one after the other."""
+WORDS_NEEDED: Final = 2
+"""Words of verifiers that decide, where a first one found a link wrong."""
+ROUND_ARCS: Final = 257
+"""Parts of the index that a round visits in an order of its own. A prime: no distance is likelier."""
+ROUND_LIMIT_BYTES: Final = 64
+MISSES_MAX: Final = 4
+"""Rounds missed in a row, each of which doubles the pause until a machine may ask for a trial."""
 RENEW_NUMERATOR, RENEW_DENOMINATOR = 5, 6
 """Part of a rate's validity after which a trial begins in any case."""
 _SPREAD: Final = 1 << 64
+_RIGHT: Final = b"\x01"
+"""A verifier's word that links are right. Nothing: it gave none in time. Else the digest of what it computed."""
 _TABLE: Final = bytes([Table.TRIAL])
+_ROUND: Final = _TABLE
+"""Key of the round of trials that is under way."""
+_JUDGES: Final = b"\x00"
+"""After a verifier's address: the machines whose trials it is to judge."""
 
 TRIAL_BEGUN: Final = EventType(
     REGISTRY_ADDRESS, "TrialBegun(address indexed node, bytes32 seed, uint256 width, uint256 until)"
@@ -92,9 +109,9 @@ class TrialEnding(IntEnum):
     NOT_SHOWN = 4
     """It did not show what it had committed to."""
     WRONG = 5
-    """Two verifiers found a link that is wrong."""
+    """Two verifiers computed the same, and it is not what the machine shows."""
     DOUBTED = 6
-    """One verifier did, and nobody else said anything."""
+    """Verifiers found links wrong, but no two of them the same, and nobody found them right."""
 
 
 class TrialRecord(NamedTuple):
@@ -102,9 +119,12 @@ class TrialRecord(NamedTuple):
 
     ``height`` is that of the present phase. ``counted_ms`` is the time that counts for ``links``. ``lot`` decides
     which of them are checked, ``shown`` has their states before and after, one behind the other. ``used`` are the
-    verifiers drawn, the present one last; ``against`` is the one that found a wrong link. ``rate`` was measured at
+    verifiers drawn, the present one last; ``words`` are what those before it said. ``rate`` was measured at
     ``measured_ms``, 0 for never; ``is_checked`` tells whether a verifier agreed. ``begun_ms`` is when the last
     trial began, ``due_ms`` when the next step is due, 0 for a step that waits for a height.
+
+    ``is_round`` tells whether the trial is one of a round. ``cap`` was measured at ``cap_ms`` in the last round
+    that the machine went through; no other trial gives it more. It missed ``misses`` rounds since then.
     """
 
     address: bytes
@@ -120,10 +140,14 @@ class TrialRecord(NamedTuple):
     lot: bytes
     shown: bytes
     used: tuple[bytes, ...]
-    against: bytes
+    words: tuple[bytes, ...]
     rate: int
     measured_ms: int
     is_checked: int
+    is_round: int
+    cap: int
+    cap_ms: int
+    misses: int
 
     @property
     def verifier(self) -> bytes:
@@ -132,7 +156,9 @@ class TrialRecord(NamedTuple):
 
 
 def _idle(address: bytes) -> TrialRecord:
-    return TrialRecord(address, TrialPhase.IDLE, 0, 0, 0, b"", 0, 0, b"", 0, b"", b"", (), b"", 0, 0, 0)
+    return TrialRecord(
+        address, TrialPhase.IDLE, 0, 0, 0, b"", 0, 0, b"", 0, b"", b"", (), (), 0, 0, 0, 0, 0, 0, 0
+    )  # fmt: skip
 
 
 def find_trial(state: Reader, address: bytes) -> TrialRecord | None:
@@ -147,33 +173,48 @@ def find_trial(state: Reader, address: bytes) -> TrialRecord | None:
 
 
 def _trial(address: bytes, value: Any) -> TrialRecord:
+    head, (phase, *numbers) = items_of(value, list, list)
+    seed, root, lot, shown, used, words = items_of(head, bytes, bytes, bytes, bytes, list, list)
     (
-        phase,
-        height,
-        begun,
-        due,
-        seed,
-        width,
-        links,
-        root,
-        counted,
-        lot,
-        shown,
-        used,
-        against,
-        rate,
-        at,
-        checked,
-    ) = items_of(value, int, int, int, int, bytes, int, int, bytes, int, bytes, bytes, list, bytes, int, int, int)
-    names = items_of(used, *[bytes] * len(used))
-    if not all(len(name) == ADDRESS_BYTES for name in names) or len(against) not in (0, ADDRESS_BYTES):
+        phase, height, begun, due, width, links, counted, rate, at, checked, is_round, cap, cap_ms, misses,
+    ) = items_of([phase, *numbers], *[int] * 14)  # fmt: skip
+    names, said = items_of(used, *[bytes] * len(used)), items_of(words, *[bytes] * len(words))
+    if not all(len(name) == ADDRESS_BYTES for name in names):
         raise DecodeError("not an address")
+    if len(said) > len(names) or not all(len(word) in (0, len(_RIGHT), HASH_BYTES) for word in said):
+        raise DecodeError("not words of verifiers")
     if len(shown) > 2 * HASH_BYTES * SAMPLES_MAX or len(shown) % (2 * HASH_BYTES):
         raise DecodeError("not states of links")
     return TrialRecord(
         address, TrialPhase(phase), height, begun, due, seed, width, links, root, counted, lot, shown,
-        tuple(names), against, rate, at, checked,
+        tuple(names), tuple(said), rate, at, checked, is_round, cap, cap_ms, misses,
     )  # fmt: skip
+
+
+def _encoded(record: TrialRecord) -> bytes:
+    texts: list[Value] = [
+        record.seed, record.root, record.lot, record.shown, list(record.used), list(record.words),
+    ]  # fmt: skip
+    numbers: list[Value] = [
+        int(record.phase), record.height, record.begun_ms, record.due_ms, record.width, record.links,
+        record.counted_ms, record.rate, record.measured_ms, record.is_checked, record.is_round, record.cap,
+        record.cap_ms, record.misses,
+    ]  # fmt: skip
+    return encode([texts, numbers])
+
+
+def _judge_key(record: TrialRecord) -> bytes:
+    """Return the key under which a verifier finds what it is to judge; none in other phases."""
+    if record.phase is not TrialPhase.JUDGING:
+        return b""
+    return _TABLE + record.verifier + _JUDGES + record.address
+
+
+def trials_to_judge(state: Reader, verifier: bytes, limit: int) -> list[TrialRecord]:
+    """Return up to ``limit`` trials that a machine is to judge now."""
+    start, stop = (_TABLE + verifier + bytes([_JUDGES[0] + more]) for more in (0, 1))
+    found = (find_trial(state, key[-ADDRESS_BYTES:]) for key, _ in state.scan(start, stop, limit))
+    return [record for record in found if record is not None]
 
 
 def _save(state: Overlay, before: TrialRecord, after: TrialRecord) -> None:
@@ -183,7 +224,12 @@ def _save(state: Overlay, before: TrialRecord, after: TrialRecord) -> None:
             cancel(state, Due(before.due_ms, subject, TRIAL_SLOT))
         if after.due_ms:
             schedule(state, Due(after.due_ms, subject, TRIAL_SLOT))
-    state.put(_TABLE + after.address, encode([int(after.phase), *after[2:12], list(after.used), *after[13:]]))
+    was, now = _judge_key(before), _judge_key(after)
+    if was and was != now:
+        state.delete(was)
+    if now and now != was:
+        state.put(now, b"\x01")
+    state.put(_TABLE + after.address, _encoded(after))
 
 
 def forget_trial(state: Overlay, address: bytes) -> None:
@@ -195,6 +241,8 @@ def forget_trial(state: Overlay, address: bytes) -> None:
         cancel(state, Due(record.due_ms, node_subject(address), TRIAL_SLOT))
     if record.phase is TrialPhase.DRAWING:
         cancel(state, Due(record.height, node_subject(address), TRIAL_DRAW_SLOT))
+    if key := _judge_key(record):
+        state.delete(key)
     state.delete(_TABLE + address)
 
 
@@ -204,14 +252,18 @@ def forget_trial(state: Overlay, address: bytes) -> None:
 def measured_rate(state: Reader, node: NodeRecord, now_ms: int, parameters: TaskParameters) -> int | None:
     """Return the rate of a machine that counts now; None where there is none, and it is matched with nothing.
 
-    It is what its last trial measured, and at most what the machine says of itself.
+    It is what its last trial measured, and at most what the machine says of itself and what the last round that it
+    went through measured. A machine that says nothing has none: narrow links would flatter it.
     """
     if not parameters.trial_ms:
         return node.profile.rate
     record = find_trial(state, node.address)
     if record is None or not record.rate or now_ms - record.measured_ms > parameters.trial_valid_ms:
         return None
-    return min(record.rate, node.profile.rate) if node.profile.rate else record.rate
+    rate = min(record.rate, node.profile.rate)
+    if record.cap and now_ms - record.cap_ms <= parameters.trial_valid_ms:
+        rate = min(rate, record.cap)
+    return rate or None
 
 
 def measured_node(
@@ -228,14 +280,15 @@ def measured_node(
 
 
 def _begin(state: Overlay, node: NodeRecord, block: BlockContext, emit: Callable[[Event], None],
-           parameters: TaskParameters) -> None:  # fmt: skip
+           parameters: TaskParameters, *, is_round: bool = False) -> None:  # fmt: skip
     before = find_trial(state, node.address) or _idle(node.address)
     seed = digest(b"trial", block.beacon + node.address)
     width = width_of(node.profile.rate, parameters.trial_ms)
     until_ms = block.steady_ms + parameters.trial_ms + parameters.trial_step_ms
     record = before._replace(
         phase=TrialPhase.RUNNING, height=block.height, begun_ms=block.steady_ms, due_ms=until_ms, seed=seed,
-        width=width, links=0, root=b"", counted_ms=0, lot=b"", shown=b"", used=(), against=b"",
+        width=width, links=0, root=b"", counted_ms=0, lot=b"", shown=b"", used=(), words=(),
+        is_round=int(is_round),
     )  # fmt: skip
     _save(state, before, record)
     emit(TRIAL_BEGUN(node.address, seed, width, until_ms))
@@ -268,7 +321,13 @@ def _is_other(before: NodeRecord | None, node: NodeRecord) -> bool:
 
 
 def _next_ms(record: TrialRecord, parameters: TaskParameters) -> int:
-    return record.begun_ms + parameters.trial_pause_ms if record.begun_ms else 0
+    pause_ms = parameters.trial_pause_ms << min(record.misses, MISSES_MAX)
+    return record.begun_ms + pause_ms if record.begun_ms else 0
+
+
+def asks_from_ms(record: TrialRecord | None, parameters: TaskParameters) -> int:
+    """Return from when on a machine may ask for a trial."""
+    return 0 if record is None else _next_ms(record, parameters)
 
 
 def ask_trial(state: Overlay, sender: bytes, block: BlockContext, parameters: TaskParameters) -> None:
@@ -286,15 +345,62 @@ def ask_trial(state: Overlay, sender: bytes, block: BlockContext, parameters: Ta
     _save(state, record, record._replace(due_ms=block.steady_ms))
 
 
-def _by_lot(state: Reader, block: BlockContext, parameters: TaskParameters) -> list[NodeRecord]:
-    """Return the machines whose place in the index the beacon hits: each in one of ``trial_blocks`` blocks.
+class _Round(NamedTuple):
+    """A round of trials under way: the ``arc`` of the index that is next, and from which ``place`` in it on."""
 
-    That does not depend on how many machines there are, and nobody knows before the block.
-    """
-    seed = digest(b"trial-lot", block.beacon)
-    return candidates_within(
-        state, NodeRole.COMPUTE, seed, _SPREAD // parameters.trial_blocks, TRIALS_PER_BLOCK_MAX
-    )
+    seed: bytes
+    arc: int
+    place: int
+
+
+def find_round(state: Reader) -> _Round | None:
+    """Return the round of trials that is under way, or None. Raises RecordDamaged."""
+    data = state.get(_ROUND)
+    if data is None:
+        return None
+    return read_record(data, _round, what="the round of speed trials", limit_bytes=ROUND_LIMIT_BYTES)
+
+
+def _round(value: Any) -> _Round:
+    seed, arc, place = items_of(value, bytes, int, int)
+    if len(seed) != HASH_BYTES or arc >= ROUND_ARCS or place >= _SPREAD:
+        raise DecodeError("not a round of trials")
+    return _Round(seed, arc, place)
+
+
+_ARC_ENDS: Final = tuple(_SPREAD * at // ROUND_ARCS for at in range(ROUND_ARCS + 1))
+_ARCS: Final = tuple(pairwise(_ARC_ENDS))
+
+
+def _arc_at(seed: bytes, at: int) -> tuple[int, int]:
+    """Return the part of the index that comes in its turn: any two arcs are near or far by the seed alone."""
+    first, step = int.from_bytes(seed[:8], "big") % ROUND_ARCS, int.from_bytes(seed[8:16], "big")
+    return _ARCS[(first + at * (1 + step % (ROUND_ARCS - 1))) % ROUND_ARCS]
+
+
+def _go_round(state: Overlay, block: BlockContext, parameters: TaskParameters) -> list[NodeRecord]:
+    """Return the machines whose turn comes in this block. In one of ``trial_blocks`` blocks a round begins."""
+    current = find_round(state)
+    if current is None:
+        drawn = int.from_bytes(digest(b"trial-lot", block.beacon)[:8], "big")
+        if drawn >= _SPREAD // parameters.trial_blocks:
+            return []
+        current = _Round(digest(b"trial-round", block.beacon), 0, 0)
+    found: list[NodeRecord] = []
+    for at in range(current.arc, ROUND_ARCS):
+        start, end = _arc_at(current.seed, at)
+        if at == current.arc:
+            start = max(start, current.place)
+        room = TRIALS_PER_BLOCK_MAX - len(found)
+        more = candidates_within(state, NodeRole.COMPUTE, start.to_bytes(8, "big"), end - start, room)
+        found += more
+        if len(more) == room:  # the next block goes on after the last of them
+            place = place_of(more[-1].address) + 1
+            state.put(_ROUND, encode([current.seed, at, min(place, _SPREAD - 1)]))
+            return found
+    if state.get(_ROUND) is not None:
+        state.delete(_ROUND)
+    return found
 
 
 def step_trials(
@@ -308,11 +414,10 @@ def step_trials(
         _draw(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
     for due in trials_due(state, TRIAL_SLOT, block.steady_ms, TRIALS_PER_BLOCK_MAX):
         _on_due(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
-    for node in _by_lot(state, block, parameters):
+    for node in _go_round(state, block, parameters):  # no pause counts: who asked a while ago is not passed over
         record = find_trial(state, node.address) or _idle(node.address)
-        may_begin = record.phase is TrialPhase.IDLE and _next_ms(record, parameters) <= block.steady_ms
-        if may_begin and is_available(node, block.steady_ms, parameters):
-            _begin(state, node, block, emit, parameters)
+        if record.phase is TrialPhase.IDLE and is_available(node, block.steady_ms, parameters):
+            _begin(state, node, block, emit, parameters, is_round=True)
 
 
 def _on_due(
@@ -331,7 +436,7 @@ def _on_due(
             _fine(state, address, parameters.trial_fine, block, emit, parameters)
             _end(state, record, TrialEnding.NOT_SHOWN, block, emit, parameters)
         case TrialPhase.JUDGING:
-            _draw_verifier(state, record, block, emit, parameters)
+            _draw_verifier(state, record._replace(words=(*record.words, b"")), block, emit, parameters)
         case TrialPhase.DRAWING:
             raise AssertionError("a draw waits for a height")
 
@@ -393,9 +498,8 @@ def _draw_verifier(
             if is_available(other, block.steady_ms, parameters) and barred.isdisjoint(other.parties)
         ]
     if not pool:
-        ending = TrialEnding.DOUBTED if record.against else TrialEnding.UNCHECKED
-        if record.phase is TrialPhase.DRAWING:
-            ending = TrialEnding.UNCHECKED
+        is_doubted = any(record.words) and _RIGHT not in record.words
+        ending = TrialEnding.DOUBTED if is_doubted else TrialEnding.UNCHECKED
         _end(state, record, ending, block, emit, parameters)
         return
     drawn = min(pool, key=lambda other: digest(b"trial-seat", seed + other.address))
@@ -433,33 +537,49 @@ def show_trial(
 
 
 def judge_trial(
-    state: Overlay, sender: bytes, machine: bytes, is_right: bool, block: BlockContext,
+    state: Overlay, sender: bytes, machine: bytes, digests: Sequence[bytes], block: BlockContext,
     emit: Callable[[Event], None], parameters: TaskParameters,
 ) -> None:  # fmt: skip
-    """Take the verifier's word on the links of a trial; the second one decides where the first found one wrong.
+    """Take the digests of the results that a verifier computed for the links shown.
 
-    Raises WrongPhase, NotYours.
+    Nobody who did not compute them can say that links are right. Where the first word finds one wrong, two that
+    agree decide. Raises WrongPhase, NotYours, BadEvidence.
     """
     record = find_trial(state, machine)
     if record is None or record.phase is not TrialPhase.JUDGING:
         raise WrongPhase("no trial of the machine is to be judged")
     if sender != record.verifier:
         raise NotYours("the sender is not the verifier that was drawn")
-    _pay(state, sender, parameters)
-    if is_right:
-        if record.against:
-            _fine(state, record.against, parameters.trial_fine, block, emit, parameters)
-        _end(state, record, TrialEnding.CHECKED, block, emit, parameters)
-    elif record.against:
+    states = [record.shown[at : at + HASH_BYTES] for at in range(0, len(record.shown), HASH_BYTES)]
+    if len(digests) * 2 != len(states):
+        raise BadEvidence(f"{len(digests)} results for {len(states) // 2} links")
+    links = zip(states[::2], states[1::2], digests, strict=True)
+    is_right = all(next_state(before, result) == after for before, after, result in links)
+    word = _RIGHT if is_right else digest(b"trial-word", b"".join(digests))
+    record = record._replace(words=(*record.words, word))
+    by_word: dict[bytes, list[bytes]] = {}
+    for verifier, said in zip(record.used, record.words, strict=True):
+        by_word.setdefault(said, []).append(verifier)
+    by_word.pop(b"", None)
+    agreeing = by_word.pop(word)
+    if len(agreeing) < WORDS_NEEDED and (by_word or not is_right):
+        _draw_verifier(state, record, block, emit, parameters)
+        return
+    for verifier in agreeing:
+        _pay(state, verifier, parameters)
+    for others in by_word.values():
+        for verifier in others:
+            _fine(state, verifier, parameters.trial_fine, block, emit, parameters)
+    if not is_right:
         _fine(state, machine, parameters.trial_fine, block, emit, parameters)
-        _end(state, record, TrialEnding.WRONG, block, emit, parameters)
-    else:
-        _draw_verifier(state, record._replace(against=sender), block, emit, parameters)
+    _end(state, record, TrialEnding.CHECKED if is_right else TrialEnding.WRONG, block, emit, parameters)
 
 
 def _pay(state: Overlay, verifier: bytes, parameters: TaskParameters) -> None:
-    """Pay a verifier what the machine paid into the check fund for it."""
-    node = require_node(state, verifier)
+    """Pay a verifier what the machine paid into the check fund for it; one that has left gets nothing."""
+    node = load_node(state, verifier)
+    if node is None:
+        return
     fee = min(parameters.trial_fee, balance_of(state, FUND_ADDRESS))
     debit(state, FUND_ADDRESS, fee)
     credit(state, node.payout, fee)
@@ -471,6 +591,8 @@ def _fine(
     parameters: TaskParameters,
 ) -> None:  # fmt: skip
     """Count a failure, and burn a fine of a machine's bond: bounded in a day, never below the least bond (R9)."""
+    if load_node(state, address) is None:  # a verifier that has left since it spoke
+        return
     mark_failure(state, address, block.steady_ms, emit, parameters)
     taken = bounded_fine(state, address, fine, block.steady_ms, parameters)
     fine_node(state, address, taken, emit, block.height, parameters)
@@ -489,8 +611,12 @@ def _end(
     renew_ms = parameters.trial_valid_ms * RENEW_NUMERATOR // RENEW_DENOMINATOR
     after = record._replace(
         phase=TrialPhase.IDLE, height=block.height, due_ms=block.steady_ms + renew_ms, lot=b"", shown=b"", used=(),
-        against=b"", rate=rate, measured_ms=block.steady_ms, is_checked=int(ending is TrialEnding.CHECKED),
+        words=(), rate=rate, measured_ms=block.steady_ms, is_checked=int(ending is TrialEnding.CHECKED),
     )  # fmt: skip
+    if record.is_round and rate:
+        after = after._replace(cap=rate, cap_ms=block.steady_ms, misses=0)
+    elif record.is_round:
+        after = after._replace(misses=min(record.misses + 1, MISSES_MAX))
     _save(state, stored, after)
     emit(TRIAL_ENDED(record.address, rate, int(ending)))
     if rate:

@@ -241,6 +241,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "trial_record_bytes_max": trials.TRIAL_LIMIT_BYTES,
         "trials_per_block_max": trials.TRIALS_PER_BLOCK_MAX,
         "trial_checks_max": trials.CHECKS_MAX,
+        "trial_round_arcs": trials.ROUND_ARCS,
+        "trial_misses_max": trials.MISSES_MAX,
         "trial_links_max": speed.LINKS_MAX,
         "trial_links_wanted": speed.LINKS_WANTED,
         "call_events_max": transitions.CALL_EVENTS_MAX,

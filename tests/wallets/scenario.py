@@ -97,7 +97,7 @@ WITHOUT_TRIALS: Final = {
     "askTrial": ((), "trials_off"),
     "commitTrial": (("1", NOWHERE), "wrong_phase"),
     "showTrial": (("0x" + encode([[0, _HASH, _HASH, [], []]]).hex(),), "wrong_phase"),
-    "judgeTrial": ((NOWHERE[:42], "1"), "wrong_phase"),
+    "judgeTrial": ((NOWHERE[:42], "0x" + encode([_HASH]).hex()), "wrong_phase"),
 }
 """Arguments, and why they are refused: this network has no speed trials."""
 NEVER_DONE: Final = frozenset((

@@ -160,7 +160,7 @@ PAYLOADS = (
     payload(serving_transitions.SERVE_WINDOW, [b"t" * 32, 1]),
     payload(trial_transitions.COMMIT_TRIAL, [5, b"r" * 32, 7]),
     payload(trial_transitions.SHOW_TRIAL, [[[1, b"b" * 32, b"a" * 32, [b"s" * 32], [b"s" * 32]]]]),
-    payload(trial_transitions.JUDGE_TRIAL, [b"m" * 20, 1]),
+    payload(trial_transitions.JUDGE_TRIAL, [b"m" * 20, [b"d" * 32]]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

@@ -199,7 +199,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     ASK_TRIAL: st.just([]),
     COMMIT_TRIAL: st.builds(lambda root, amount: [9, root, amount], hashes, amounts),
     SHOW_TRIAL: st.builds(lambda before, after: [[[3, before, after, [after], []]]], hashes, hashes),
-    JUDGE_TRIAL: st.builds(lambda right: [ALICE.address, right], st.integers(0, 1)),
+    JUDGE_TRIAL: st.builds(lambda result: [ALICE.address, [result]], hashes),
     END_CUSTODY: st.builds(lambda task, window: [task, window], hashes, outputs),
     KEEP_INPUT: st.builds(
         lambda root, size, amount: [root, size, root, root, amount], hashes, st.integers(1, 2**42 - 1), amounts

@@ -15,10 +15,18 @@ from tasks.ledger.deadlines import TRIAL_SLOT, trials_due
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.registry import NodeRole, require_node
-from tasks.ledger.transitions import RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.ledger.transitions import RETIRE_NODE, UPDATE_NODE, hooks, node_payload
 from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
-from tasks.ledger.trials import TRIALS_PER_BLOCK_MAX, TrialPhase, TrialRecord, find_trial, measured_rate
-from tasks.trials import first_state, link_units, positions_of, root_of, show, shown_to_value
+from tasks.ledger.trials import (
+    TRIALS_PER_BLOCK_MAX,
+    TrialPhase,
+    TrialRecord,
+    asks_from_ms,
+    find_trial,
+    measured_rate,
+    trials_to_judge,
+)
+from tasks.trials import first_state, link_units, next_state, positions_of, root_of, show, shown_to_value
 from tests.tasks.world import DKB, QUICK, World, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -43,7 +51,11 @@ class Trialists:
     late_ms: dict[bytes, int] = field(default_factory=dict)
     cheats: dict[bytes, Callable[[list[bytes]], list[bytes]]] = field(default_factory=dict)
     liars: set[bytes] = field(default_factory=set)
-    """Verifiers that say the reverse of what they find."""
+    """Verifiers that say that everything is wrong."""
+    accomplices: set[bytes] = field(default_factory=set)
+    """Verifiers that say what the machine tells them, which is in ``known``."""
+    known: dict[bytes, bytes] = field(default_factory=dict)
+    """What gives the second state of two, by both: a machine that invents links chooses it."""
     silent: set[bytes] = field(default_factory=set)
     chains: dict[bytes, list[bytes]] = field(default_factory=dict)
 
@@ -72,17 +84,21 @@ class Trialists:
             shown = [shown_to_value(show(states, at)) for at in wanted]
             assert world.send(machine, SHOW_TRIAL, [shown]) is None
         elif record.phase is TrialPhase.JUDGING and record.verifier not in self.silent:
-            runner = LinkRunner(record.seed, record.width, NumpyArrays())
-            parts = [record.shown[at : at + 32] for at in range(0, len(record.shown), 32)]
-            is_right = all(
-                runner.run(before) == after for before, after in zip(parts[::2], parts[1::2], strict=True)
-            )
-            word = int(is_right != (record.verifier in self.liars))
-            assert world.send(record.verifier, JUDGE_TRIAL, [machine, word]) is None
+            assert world.send(record.verifier, JUDGE_TRIAL, [machine, self.word(record)]) is None
+
+    def word(self, record: TrialRecord) -> list[Value]:
+        """Return what a verifier says: for a liar nothing that is true."""
+        befores = [record.shown[at : at + 32] for at in range(0, len(record.shown), 64)]
+        if record.verifier in self.liars:
+            return [record.verifier + bytes(12) for _ in befores]
+        if record.verifier in self.accomplices:
+            return [self.known[record.shown[at : at + 64]] for at in range(0, len(record.shown), 64)]
+        runner = LinkRunner(record.seed, record.width, NumpyArrays())
+        return [runner.result(before) for before in befores]
 
     def run(self, machine: bytes, blocks: int = 120) -> TrialRecord:
         """Go on until the trial of a machine is over."""
-        was = False
+        was = self.trial(machine).phase is not TrialPhase.IDLE
         for _ in range(blocks):
             self.world.block()
             self.act(machine)
@@ -185,20 +201,229 @@ def test_time_beyond_the_slack_counts_so_slow_work_is_no_faster_for_more_links()
     assert record.counted_ms >= 20_000 and record.rate <= LINKS * link_units(WIDTH) // 10
 
 
-def test_a_verifier_alone_takes_no_rate_away_and_pays_for_a_false_word() -> None:
-    world, trialists, machine = market(verifiers=2)
-    world.parameters = TRIALS
+def forged_with(trialists: Trialists) -> Callable[[list[bytes]], list[bytes]]:
+    """Return a way to invent all links so that an accomplice can name results for them."""
+
+    def forge(states: list[bytes]) -> list[bytes]:
+        chain = states[:1]
+        while len(chain) < 4 * len(states):
+            invented = bytes([len(chain) % 251]) * 32
+            chain.append(next_state(chain[-1], invented))
+            trialists.known[chain[-2] + chain[-1]] = invented
+        return chain
+
+    return forge
+
+
+def first_drawn(trialists: Trialists, machine: bytes) -> bytes:
+    """Go on until the first verifier of a machine's trial is drawn, and return it."""
     for _ in range(60):
-        world.block()
+        trialists.world.block()
         trialists.act(machine)
-        record = trialists.trial(machine)
-        if record.verifier:
-            trialists.liars = {record.verifier}
-            break
-    (liar,) = trialists.liars
+        if trialists.trial(machine).verifier:
+            return trialists.trial(machine).verifier
+    raise AssertionError("no verifier was drawn")
+
+
+def bads(world: World, *machines: bytes) -> list[int]:
+    return [require_node(world.state, machine).bad for machine in machines]
+
+
+def test_a_verifier_that_always_says_wrong_takes_no_rate_away_earns_nothing_and_is_fined() -> None:
+    world, trialists, machine = market(verifiers=3)
+    liar = first_drawn(trialists, machine)
+    trialists.liars = {liar}
+    before = balance_of(world.state, liar)
     record = trialists.run(machine)
     assert record.is_checked and record.rate
-    assert require_node(world.state, liar).bad == 1 and require_node(world.state, machine).bad == 0
+    assert bads(world, liar, machine) == [1, 0] and balance_of(world.state, liar) == before
+
+
+def test_one_word_against_one_with_nobody_else_marks_nobody_and_leaves_the_rate() -> None:
+    world, trialists, machine = market(verifiers=2)
+    liar = first_drawn(trialists, machine)
+    trialists.liars = {liar}
+    record = trialists.run(machine)
+    assert record.rate and not record.is_checked
+    assert bads(world, liar, machine, *(bytes([at]) * 20 for at in (90, 91))) == [0] * 4
+
+
+def test_a_verifier_that_computes_nothing_cannot_say_right() -> None:
+    """A word is made of results. The states that the machine shows do not tell them."""
+    world, trialists, machine = market(verifiers=3)
+    lazy = first_drawn(trialists, machine)
+    while trialists.trial(machine).phase is not TrialPhase.JUDGING:
+        trialists.act(machine)
+        world.block()
+    shown = trialists.trial(machine).shown
+    guess: list[Value] = [shown[at + 32 : at + 64] for at in range(0, len(shown), 64)]
+    assert world.send(lazy, JUDGE_TRIAL, [machine, guess[:2]]) == "bad_evidence"
+    assert world.send(lazy, JUDGE_TRIAL, [machine, guess]) is None
+    assert trialists.trial(machine).verifier != lazy, "its word counts as wrong, and somebody else is drawn"
+    record = trialists.run(machine)
+    assert record.is_checked and bads(world, lazy) == [1]
+
+
+def test_an_accomplice_of_a_forger_cannot_have_an_honest_verifier_fined() -> None:
+    """The second one said "right" of invented links, and the honest first one was fined for it."""
+    world, trialists, forger = market(verifiers=3)
+    trialists.cheats[forger] = forged_with(trialists)
+    honest = first_drawn(trialists, forger)
+    trialists.accomplices = {bytes([at]) * 20 for at in (90, 91, 92)} - {honest, bytes([92]) * 20}
+    if len(trialists.accomplices) != 1:
+        trialists.accomplices = {min(trialists.accomplices)}
+    (accomplice,) = trialists.accomplices
+    record = trialists.run(forger)
+    assert bads(world, honest) == [0]
+    assert (record.rate, *bads(world, forger, accomplice)) == (0, 1, 1)
+
+
+def test_an_accomplice_that_is_drawn_first_passes_a_forger_once() -> None:
+    """A third of accomplices passes a third of forged trials; each of the others costs a fine and a failure."""
+    _, trialists, forger = market(verifiers=3)
+    trialists.cheats[forger] = forged_with(trialists)
+    trialists.accomplices = {first_drawn(trialists, forger)}
+    assert trialists.run(forger).is_checked
+
+
+def test_two_false_words_that_differ_do_not_support_each_other() -> None:
+    world, trialists, machine = market(verifiers=2)
+    trialists.liars = {bytes([at]) * 20 for at in (90, 91)}
+    record = trialists.run(machine)
+    assert record.rate == 0 and bads(world, machine) == [0], "it may ask again after the pause"
+
+
+def ten_on_one_device() -> tuple[World, Trialists, list[bytes]]:
+    """Return ten machines of as many operators, and a verifier. A round comes as soon as one is over."""
+    world = World(parameters=replace(TRIALS, trial_blocks=1, trial_pause_ms=3_600_000))
+    world.add_machine(90, roles=CHECK)
+    return world, Trialists(world), [world.add_machine(at + 1, roles=WORK, rate=RATE) for at in range(10)]
+
+
+def test_one_device_that_answers_for_ten_machines_has_a_tenth_for_each_in_a_round() -> None:
+    """Trials by lot came one by one: each of the ten had the whole device for its own trial."""
+    world, trialists, machines = ten_on_one_device()
+    done = dict.fromkeys(machines, 0.0)
+    for _ in range(80):
+        world.block()
+        tried = [each for each in machines if trialists.trial(each).phase is TrialPhase.RUNNING]
+        for each in tried:  # of what the device does in a second, in equal parts
+            done[each] += LINKS / 10 / len(tried)
+            trialists.links[each] = max(1, int(done[each]))
+        for each in machines:
+            trialists.act(each)
+            if trialists.trial(each).phase is not TrialPhase.RUNNING:
+                done[each] = 0
+        if all(trialists.trial(each).cap for each in machines):
+            break
+    rates = [trialists.trial(each).cap for each in machines]
+    whole = LINKS * link_units(WIDTH) // 10
+    assert min(rates) > 0 and max(rates) <= whole // 4 and sum(rates) <= whole * 3 // 2
+
+
+def test_a_trial_that_is_asked_for_gives_no_more_than_the_last_round_measured() -> None:
+    world, trialists, (machine, *_) = ten_on_one_device()
+    trialists.links[machine] = LINKS // 10
+    while not trialists.trial(machine).cap:
+        trialists.run(machine)
+    low = trialists.trial(machine)
+    world._hooks = hooks(replace(world.parameters, trial_blocks=1 << 40))  # no round from here on
+    trialists.links[machine] = LINKS
+    world.block(DAY_MS * 1 // 2)
+    if trialists.trial(machine).phase is TrialPhase.IDLE:
+        assert world.send(machine, ASK_TRIAL, []) is None
+    high = trialists.run(machine)
+    assert high.rate > 5 * low.rate and not high.is_round and rate_of(world, machine) == low.cap
+
+
+def test_who_misses_rounds_waits_twice_as_long_each_time_before_it_can_ask() -> None:
+    """Otherwise the ten miss each round, and ask one by one."""
+    world, trialists, (machine, *_) = ten_on_one_device()
+    trialists.silent.add(machine)
+    for missed in range(1, 4):
+        record = trialists.run(machine, 200)
+        assert (record.misses, record.rate) == (missed, 0)
+        assert asks_from_ms(record, world.parameters) == record.begun_ms + (3_600_000 << missed)
+    trialists.silent.clear()
+    assert trialists.run(machine).misses == 0
+
+
+def test_nothing_of_a_trial_can_be_computed_before_its_block() -> None:
+    world, trialists, machine = market()
+    other = world.add_machine(2, roles=WORK, rate=RATE)
+    first = trialists.run(machine)
+    world.block(TRIALS.trial_pause_ms)
+    assert world.send(machine, ASK_TRIAL, []) is None
+    world.block()
+    again = trialists.trial(machine)
+    assert len({first.seed, again.seed, trialists.trial(other).seed}) == 3
+    runners = [LinkRunner(seed, WIDTH, NumpyArrays()) for seed in (first.seed, again.seed)]
+    assert runners[0].result(bytes(32)) != runners[1].result(bytes(32)), "both matrices follow from the seed"
+    assert runners[0].result(bytes(32)) != runners[0].result(b"x" * 32)
+
+
+def test_a_machine_at_work_that_misses_a_trial_loses_no_task_and_gets_no_mark() -> None:
+    world = World(parameters=replace(TRIALS, trial_pause_ms=1))
+    for name in (90, 91):
+        world.add_machine(name, roles=CHECK)
+    machine = world.add_machine(1, roles=WORK, rate=RATE)
+    trialists = Trialists(world)
+    trialists.run(machine)
+    task = world.create(spec())
+    world.run_to(task, Phase.RUNNING)
+    assert world.task(task).worker == machine and world.send(machine, ASK_TRIAL, []) is None
+    rate = world.task(task).rate
+    world.block()
+    assert trialists.trial(machine).phase is TrialPhase.RUNNING
+    ended = world.run_to(task, Phase.SETTLED)
+    assert (ended.worker, ended.rate) == (machine, rate)
+    trialists.silent.add(machine)
+    assert trialists.run(machine).rate == 0 and bads(world, machine) == [0]
+
+
+def test_trials_that_are_asked_for_drain_no_fund_and_come_once_in_a_pause() -> None:
+    world, trialists, machine = market()
+    fund = fund_balance(world.state)
+    trialists.run(machine)
+    for _ in range(3):
+        assert world.send(machine, ASK_TRIAL, []) == "nothing_due"
+        world.block(TRIALS.trial_pause_ms)
+        assert world.send(machine, ASK_TRIAL, []) is None
+        trialists.liars = {bytes([at]) * 20 for at in (90, 91, 92)}
+        trialists.run(machine)
+    assert fund_balance(world.state) >= fund + 4 * TRIALS.trial_fee
+
+
+def test_a_machine_that_refuses_trials_is_matched_with_nothing_and_not_marked() -> None:
+    world, trialists, machine = market()
+    trialists.silent.add(machine)
+    task = world.create(spec(match_ms=3_600_000))
+    record = trialists.run(machine)
+    assert record.rate == 0 and bads(world, machine) == [0]
+    for _ in range(4):
+        world.block()
+    assert world.task(task).phase == Phase.MATCHING
+
+
+def test_a_machine_that_claims_no_rate_has_none() -> None:
+    """Its links would be narrow, and narrow links have more units a second on some machines."""
+    world, trialists, _ = market()
+    modest = world.add_machine(2, roles=WORK, rate=0)
+    record = trialists.run(modest)
+    assert record.rate and rate_of(world, modest) is None
+
+
+def test_a_verifier_finds_what_it_is_to_judge_and_nothing_else() -> None:
+    world, trialists, machine = market()
+    verifiers = [bytes([at]) * 20 for at in (90, 91, 92)]
+    while trialists.trial(machine).phase is not TrialPhase.JUDGING:
+        assert all(trials_to_judge(world.state, each, 8) == [] for each in verifiers)
+        world.block()
+        trialists.act(machine)
+    drawn = trialists.trial(machine).verifier
+    assert trials_to_judge(world.state, drawn, 8) == [trialists.trial(machine)]
+    trialists.run(machine)
+    assert trials_to_judge(world.state, drawn, 8) == []
 
 
 def test_silent_verifiers_are_replaced_and_a_machine_without_a_partner_has_an_unchecked_rate() -> None:
@@ -228,21 +453,26 @@ def test_a_rate_expires_and_is_measured_again_before_that() -> None:
     assert missed.rate == 0 and rate_of(world, machine) is None, "who is not there for a trial has no rate"
 
 
-def test_trials_begin_by_lot_whoever_else_there_is_and_nobody_knows_when() -> None:
-    """A borrowed machine would have to stand by all the time. Begins are a share of all blocks."""
-    world = World(parameters=replace(TRIALS, trial_blocks=20, trial_pause_ms=1, trial_valid_ms=1 << 40))
+def test_rounds_come_when_nobody_knows_and_take_each_machine_once() -> None:
+    """A borrowed machine would have to stand by all the time."""
+    world = World(parameters=replace(TRIALS, trial_blocks=60, trial_pause_ms=1 << 40, trial_valid_ms=1 << 40))
     trialists = Trialists(world)
-    machines = [world.add_machine(at + 1, roles=WORK, rate=RATE) for at in range(4)]
+    machines = [world.add_machine(at + 1, roles=WORK, rate=RATE) for at in range(20)]
     trialists.silent = set(machines)
-    for _ in range(40):
+    rounds: list[set[bytes]] = []
+    was = False
+    for _ in range(600):
         world.block()
-    begun = {machine: set[int]() for machine in machines}
-    for _ in range(400):
-        world.block()
-        for machine in machines:
-            begun[machine].add(trialists.trial(machine).begun_ms)
-    assert all(3 < len(times) < 16 for times in begun.values()), "one in 20 blocks, and a trial takes 30"
-    assert len({frozenset(times) for times in begun.values()}) == len(machines)
+        tried = {each for each in machines if trialists.trial(each).is_round and trialists.trial(each).begun_ms
+                 == world.time_ms - 1_000}  # fmt: skip
+        assert len(tried) <= TRIALS_PER_BLOCK_MAX
+        if tried and not was:
+            rounds.append(set())
+        if tried:
+            rounds[-1] |= tried
+        was = bool(tried)
+    assert 3 < len(rounds) < 20
+    assert all(len(each) > 15 for each in rounds), "but those whose last trial still runs"
 
 
 def test_a_flood_of_machines_delays_trials_and_no_block_does_more_of_them() -> None:
@@ -291,7 +521,7 @@ def test_what_is_sent_at_another_time_or_by_others_is_refused() -> None:
     assert world.send(machine, COMMIT_TRIAL, [1, b"r" * 32, 1]) == "payment_missing"
     assert world.send(machine, SHOW_TRIAL, [[[0, b"s" * 32, b"s" * 32, [], []]]]) == "wrong_phase"
     assert world.send(machine, ASK_TRIAL, []) == "wrong_phase"
-    assert world.send(bytes([90]) * 20, JUDGE_TRIAL, [machine, 1]) == "wrong_phase"
+    assert world.send(bytes([90]) * 20, JUDGE_TRIAL, [machine, [bytes(32)]]) == "wrong_phase"
     while trialists.trial(machine).phase is not TrialPhase.SHOWING:
         trialists.act(machine)
         world.block()
@@ -300,7 +530,7 @@ def test_what_is_sent_at_another_time_or_by_others_is_refused() -> None:
         assert world.send(machine, SHOW_TRIAL, [[shown_to_value(link) for link in links]]) == "bad_evidence"
     trialists.act(machine)
     assert trialists.trial(machine).phase is TrialPhase.JUDGING
-    assert world.send(machine, JUDGE_TRIAL, [machine, 1]) == "not_yours"
+    assert world.send(machine, JUDGE_TRIAL, [machine, [bytes(32)] * 4]) == "not_yours"
     quiet = World()
     quiet.add_machine(1, roles=WORK)
     assert quiet.send(bytes([1]) * 20, ASK_TRIAL, []) == "trials_off"

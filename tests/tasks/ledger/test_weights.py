@@ -224,7 +224,7 @@ def largest(kind: int) -> list[Value]:
         case trial_transitions.SHOW_TRIAL:
             return [[shown_to_value(ShownLink(LINKS_MAX - 1, h, h, (h,) * 17, (h,) * 17))] * SAMPLES_MAX]
         case trial_transitions.JUDGE_TRIAL:
-            return [b"m" * 20, 1]
+            return [b"m" * 20, [h] * SAMPLES_MAX]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case bonds.SET_TERMS:
