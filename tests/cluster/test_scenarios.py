@@ -151,6 +151,7 @@ def who(root: Path, phase: str) -> str | None:
     for name in CUSTODIANS:
         if {
             "drawn": phase == "drawn" and _is_posted(root),
+            "keeps the input": done(root, name, action="sign", input=True),
             "keeps an output": done(root, name, action="sign", window=0),
         }[phase]:
             return name
@@ -168,7 +169,7 @@ def _is_posted(root: Path) -> bool:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("phase", "hangs"),
-    [("drawn", False), ("keeps an output", True)],
+    [("drawn", False), ("drawn", True), ("keeps the input", False), ("keeps an output", True)],
 )
 def test_a_custodian_that_crashes_or_hangs_costs_nobody_the_task_or_a_bond(
     phase: str, hangs: bool, tmp_path: Path
