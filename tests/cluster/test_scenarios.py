@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from tests.cluster.ports import free_ports
 pytestmark = pytest.mark.cluster
 
 PATIENCE_S = 240.0
+END_PATIENCE_S = 30.0
+"""A network that ends early ends its members before it says why."""
 KILLED_AFTER = 2
 """Moves of the liar before its node is killed; there is one more to come in every game."""
 
@@ -49,6 +51,10 @@ def scenario(name: str, root: Path) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         yield process
+    except Exception as error:
+        with suppress(subprocess.TimeoutExpired):
+            error.add_note("\n".join(process.communicate(timeout=END_PATIENCE_S)))  # which says why it ends early
+        raise
     finally:
         process.kill()
         process.wait()

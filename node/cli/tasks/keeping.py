@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,22 +62,36 @@ class CustodyAsk:
     def _payload(self, task: bytes) -> list[Value]:
         return [task, self.key_root, self.inputs, self.amount]
 
-    def send(self, created: bytes) -> None:
-        """Submit it with the nonce after that of ``created``; ``finish`` repeats what was not taken."""
+    def prepare(self, created: bytes) -> Callable[[], None]:
+        """Sign it with the nonce after that of ``created``; return what submits it once ``created`` was taken.
+
+        Signing asks the gateway for fees: that must not let a block pass between these transactions, for a machine
+        may be matched in it. ``finish`` repeats what was not taken.
+        """
         nonce = decode_transaction(created).nonce
-        payload = self._payload(task_id_of(self.key.address, nonce))
+        task, signed = task_id_of(self.key.address, nonce), list[bytes]()
         with suppress(ClientError, GatewayUnreachable):
-            raw = self.client.sign(self.key, ASK_CUSTODY, payload, nonce=nonce + 1)
-            self.client.submit(raw)
-            self._sent = raw
+            signed.append(self.client.sign(self.key, ASK_CUSTODY, self._payload(task), nonce=nonce + 1))
             if self.kept is not None:
-                self.kept.send(task_id_of(self.key.address, nonce), nonce + 2)
+                signed.append(self.kept.sign(task, nonce + 2))
+
+        def send() -> None:
+            with suppress(ClientError, GatewayUnreachable):
+                for number, raw in enumerate(signed):
+                    self.client.submit(raw)
+                    if number == 0:
+                        self._sent = raw
+                    elif self.kept is not None:
+                        self.kept.sent = raw
+
+        return send
 
     def create(self, spec: bytes) -> bytes:
         """Create the task of a specification, with its custody; return its id."""
         raw = self.client.sign(self.key, CREATE_TASK, [spec])
+        send = self.prepare(raw)
         self.client.submit(raw)
-        self.send(raw)
+        send()
         self.client.wait(raw)
         task = task_id_of(self.key.address, decode_transaction(raw).nonce)
         self.finish(task)

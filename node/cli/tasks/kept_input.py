@@ -18,6 +18,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.manifests import manifest_of
 from tasks.custody.chunks import BlobCommitment
 from tasks.custody.sealed import public_input
+from tasks.errors import WrongPhase
 from tasks.ledger.custody import reserve_for
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.custody_transitions import KEEP_INPUT
@@ -59,26 +60,37 @@ class KeptInput:
     key: SecretKey
     commitment: BlobCommitment
     amount: int
-    _sent: bytes | None = field(default=None, init=False)
+    sent: bytes | None = field(default=None, init=False)
+    """The transaction that was submitted beside the task's."""
 
     def payload(self, task: bytes) -> list[Value]:
         """Return the payload of **keep_input**."""
         return [task, *self.commitment, self.amount]
 
-    def send(self, task: bytes, nonce: int) -> None:
-        """Submit it beside the transaction that creates the task."""
-        raw = self.client.sign(self.key, KEEP_INPUT, self.payload(task), nonce=nonce)
-        self.client.submit(raw)
-        self._sent = raw
+    def sign(self, task: bytes, nonce: int) -> bytes:
+        """Return the transaction that is submitted beside the one that creates the task."""
+        return self.client.sign(self.key, KEEP_INPUT, self.payload(task), nonce=nonce)
 
     def finish(self, task: bytes) -> None:
-        """Wait until machines have signed; ask again if they do not. Raises TransactionRefused."""
+        """Wait until machines have signed; ask again if they do not. Raises TransactionRefused.
+
+        Where a machine was matched with the task before, the data set stays with the requester, who is told.
+        """
         for _ in range(ASKS_MAX):
-            if self._sent is not None:
-                raw, self._sent = self._sent, None
-                self.client.wait(raw)
-            elif self.client.custody(task, INPUT_WINDOW) is None:
-                self.client.send(self.key, KEEP_INPUT, self.payload(task))
+            try:
+                if self.sent is not None:
+                    raw, self.sent = self.sent, None
+                    self.client.wait(raw)
+                elif self.client.custody(task, INPUT_WINDOW) is None:
+                    self.client.send(self.key, KEEP_INPUT, self.payload(task))
+            except TransactionRefused as error:
+                if error.reason != WrongPhase.code:
+                    raise
+                say(
+                    "A machine is matched with the task already, so custody of its data set was refused. "
+                    "Keep the data set available until the worker has it."
+                )
+                return
             if wait_input(self.client, task, say):
                 return
             say("Not enough drawn machines signed for the data set; custody is asked for again.")

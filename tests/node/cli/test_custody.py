@@ -188,9 +188,9 @@ def test_a_result_that_is_garbage_is_shown_with_the_key_of_its_window(
 
 
 class Gateway(Chain):
-    """A gateway that takes transactions, and a chain that refuses to take terms of custody."""
+    """A gateway that takes transactions, and a chain that refuses one kind of them."""
 
-    refuses = False
+    refused = 0
     loses = False
 
     def submit(self, raw: bytes) -> bytes:
@@ -200,7 +200,7 @@ class Gateway(Chain):
         return b""
 
     def wait(self, raw: bytes) -> Any:
-        if self.refuses and decode_transaction(raw).kind == ASK_CUSTODY:
+        if decode_transaction(raw).kind == self.refused:
             raise TransactionRefused("too late", reason="wrong_phase")
 
     def send(self, key: SecretKey, kind: int, payload: list[Any]) -> None:
@@ -217,9 +217,35 @@ def test_custody_is_asked_for_with_the_next_nonce_or_again(loses: bool) -> None:
     job = make_private(KEY, SPEC, BLOB)
     ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99)
     created = gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)])
-    ask.send(created)
+    ask.prepare(created)()
     ask.finish(task_id_of(KEY.address, 7))
     assert gateway.sent == [(ASK_CUSTODY, [task_id_of(KEY.address, 7), job.key_root, 1, 99])]
+
+
+def test_nothing_is_asked_of_a_gateway_between_a_task_and_its_custody() -> None:
+    """A block may pass meanwhile, and a machine be matched in it: then custody of the data set is refused."""
+    gateway, job = Gateway(), make_private(KEY, SPEC, BLOB)
+    kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
+    send = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept).prepare(
+        gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)])
+    )
+    assert not gateway.sent, "the task was not taken yet"
+    gateway.sign = None  # type: ignore[method-assign,assignment]
+    send()
+    assert [kind for kind, _ in gateway.sent] == [ASK_CUSTODY, KEEP_INPUT]
+
+
+def test_a_requester_is_told_that_a_machine_came_before_custody_of_the_data_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gateway, job = Gateway(), make_private(KEY, SPEC, BLOB)
+    gateway.refused = KEEP_INPUT
+    kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
+    ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept)
+    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))()
+    ask.finish(task_id_of(KEY.address, 7))
+    assert "Keep the data set available" in capsys.readouterr().err
+    assert [kind for kind, _ in gateway.sent] == [ASK_CUSTODY, KEEP_INPUT]
 
 
 class Receipts(Gateway):
@@ -249,7 +275,7 @@ def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machin
     gateway.good = good
     kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
     ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept)
-    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))
+    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))()
     task = task_id_of(KEY.address, 7)
     if good > 3:
         with pytest.raises(TransactionRefused, match="nobody keeps the data set"):
@@ -277,9 +303,9 @@ def name_of(content: bytes) -> bytes:
 
 def test_a_task_whose_custody_is_refused_is_cancelled() -> None:
     gateway = Gateway()
-    gateway.refuses = True
+    gateway.refused = ASK_CUSTODY
     ask = CustodyAsk(cast(Client, gateway), KEY, b"r" * 32, 1, 99)
-    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(SPEC)]))
+    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(SPEC)]))()
     with pytest.raises(TransactionRefused) as caught:
         ask.finish(task_id_of(KEY.address, 7))
     assert caught.value.reason == "wrong_phase"
