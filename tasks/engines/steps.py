@@ -71,20 +71,29 @@ class Steps:
 
     def run_steps(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> tuple[bytes, int]:
         """Do ``steps`` steps as ``run_segment``; return the work digest and the sum of losses alone."""
-        work, losses = WORK_START, 0
-        for _ in range(steps):
+        work, losses, left = WORK_START, 0, steps
+        while left:
             try:
                 with np.errstate(all="ignore"):  # what overflows is found where it is stored
-                    found = self._runner.run(self._sources(), self._context())
+                    done = self._advance(left)
             except StoreDiverged:
                 raise Diverged(step=self.step + 1, work_digest=work, loss_bits=losses) from None
-            probe = self._content(self._program.probe, found)
-            losses = add_losses(losses, int.from_bytes(self._content(self._program.loss, found), "little"))
-            work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
-            self._state = found.stores
-            self.step += 1
-            on_step(self.step)
+            for probe, loss in done:
+                losses = add_losses(losses, int.from_bytes(loss, "little"))
+                work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
+                self.step += 1
+                on_step(self.step)
+            left -= len(done)
         return work, losses
+
+    def _advance(self, _most: int) -> list[tuple[bytes, bytes]]:
+        """Do one step or more, ``most`` at most; return probe and loss of each. Raises StoreDiverged.
+
+        The state is that after all of them. Whoever called it counts the steps.
+        """
+        found = self._runner.run(self._sources(), self._context())
+        self._state = found.stores
+        return [(self._content(self._program.probe, found), self._content(self._program.loss, found))]
 
     def diverged_segment(self, step_from: int, error: Diverged) -> SegmentResult:
         """Return what is committed to for the segment from ``step_from`` on that ``error`` has ended (R34).

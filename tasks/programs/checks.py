@@ -74,7 +74,9 @@ def store_limit(program: Program, number: int) -> int:
 
 def _check_outputs(program: Program) -> None:
     for number in (*program.stores.values(), program.probe):
-        store_limit(program, number)
+        call = program.call_of(number)
+        if call is None or call.operator != "store_integers" or number == program.probe:
+            store_limit(program, number)
     loss = program.types[program.loss]
     if loss != (ElementType.BINARY64, 1, 1):
         raise ProgramInvalid(f"a loss of {loss.rows} by {loss.columns} values of {loss.element.name}")
@@ -89,7 +91,7 @@ def _check_outputs(program: Program) -> None:
 
 
 def _source_bounds(program: Program, source: Source) -> Bounds:
-    if source.kind == SourceKind.STATE:
+    if source.kind == SourceKind.STATE and not source.type.element.is_integer:
         return stored_bounds(store_limit(program, program.stores[source.key]))
     return _type_bounds(source.type)
 

@@ -27,6 +27,7 @@ from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
     "BITS",
+    "CACHE_EXPONENT_MAX",
     "CACHE_PARTS",
     "FIRST",
     "LAYERS_MAX",
@@ -45,7 +46,7 @@ TOKENS: Final = "tokens"
 FIRST: Final = "first"
 PICKED: Final = "picked"
 CACHE_PARTS: Final = ("keys", "key_exponents", "values", "value_exponents")
-_CACHE_EXPONENT_MAX: Final = 400
+CACHE_EXPONENT_MAX: Final = 400
 
 
 class Pass(NamedTuple):
@@ -144,7 +145,7 @@ class _Forward(Layers):
             )
             for part, new, low, high in (
                 (parts[0], found.integers, -limit, limit),
-                (parts[1], found.exponents, EXPONENT_MIN, _CACHE_EXPONENT_MAX),
+                (parts[1], found.exponents, EXPONENT_MIN, CACHE_EXPONENT_MAX),
             )
         ]  # fmt: skip
         self._cache += placed

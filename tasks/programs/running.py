@@ -151,7 +151,8 @@ class Runner:
             if source.kind == kind:
                 if source.key not in contents:
                     raise SourceInvalid(f"there is no {source.key}")
-                number = program.stores.get(source.key) if kind == SourceKind.STATE else None
+                stored = kind == SourceKind.STATE and not source.type.element.is_integer
+                number = program.stores.get(source.key) if stored else None
                 limit = STORED_EXPONENT_MAX if number is None else store_limit(program, number)
                 allowed = integer_range(program, source)
                 try:

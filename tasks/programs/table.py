@@ -8,6 +8,7 @@ from typing import Final
 
 from tasks.programs.operators import Operator
 from tasks.programs.operators.attention import CAUSAL, PLACE_ROWS, POSITIONS, SCALE_COLUMNS
+from tasks.programs.operators.decoding import STEP_PLACE, STORE_INTEGERS, TOKEN_AT, UNTIL
 from tasks.programs.operators.elementwise import ELEMENTWISE
 from tasks.programs.operators.groups import CONTRACT_GROUPS
 from tasks.programs.operators.heads import JOIN_HEADS, SPLIT_HEADS, TRANSPOSE_GROUPS
@@ -25,6 +26,6 @@ _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
     CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
     ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, GATHER_GROUPS,
-    LEARNING_RATE, *ELEMENTWISE,
+    LEARNING_RATE, STEP_PLACE, TOKEN_AT, UNTIL, STORE_INTEGERS, *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

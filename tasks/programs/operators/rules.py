@@ -78,10 +78,14 @@ UNITS: Final[Mapping[str, Cost]] = MappingProxyType({
     "select": Cost(110_000, 28),
     "split_heads": Cost(120_000, 16),
     "square_root": Cost(260_000, 56),
+    "step_place": Cost(60_000, 0),
     "store": Cost(480_000, 80),
+    "store_integers": Cost(50_000, 20),
     "subtract": Cost(40_000, 12),
+    "token_at": Cost(260_000, 40),
     "transpose": Cost(25_000, 0),
     "transpose_groups": Cost(120_000, 80),
+    "until": Cost(260_000, 60),
 })  # fmt: skip
 """A unit is about one multiplication and addition of a large contraction (docs/decisions/0035-programs.md)."""
 

@@ -146,7 +146,31 @@ def whole(draw: st.DrawFn) -> Case:
     return Case(OPERATORS[name], (values, wanted), ())
 
 
-TRANSFORMER_CASES = st.one_of(grouped_products(), layouts(), attention(), rotations(), whole(), tuning())
+@st.composite
+def decoding(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(("step_place", "store_integers", "token_at", "until")))
+    rows, columns, most = draw(sides), draw(sides), draw(st.sampled_from((3, 40, 40_000)))
+    if name == "step_place":
+        return Case(OPERATORS[name], (), tuple(draw(st.integers(1, 50)) for _ in range(3)))
+    if name == "store_integers":
+        values = whole_numbers(draw(seeds), rows, columns, Integers(-most, most))
+        return Case(OPERATORS[name], (values,), (-most, draw(st.integers(most, 50_000))))
+    lengths = whole_numbers(draw(seeds), rows, 1, Integers(0, columns))
+    if name == "token_at":
+        made = draw(sides)
+        tokens = [whole_numbers(draw(seeds), rows, count, Integers(0, most)) for count in (columns, made)]
+        place = whole_numbers(draw(seeds), 1, 1, Integers(0, made))
+        return Case(OPERATORS[name], (*tokens, lengths, place), ())
+    chosen = [whole_numbers(draw(seeds), rows, 1, Integers(0, 9)) for _ in range(2)]
+    place = whole_numbers(draw(seeds), 1, 1, Integers(0, columns))
+    limit = draw(st.integers(5, 12))
+    ends = sorted(draw(st.sets(st.integers(0, 4), max_size=3)))
+    return Case(OPERATORS[name], (*chosen, lengths, place), (limit, *ends))
+
+
+TRANSFORMER_CASES = st.one_of(
+    grouped_products(), layouts(), attention(), rotations(), whole(), tuning(), decoding()
+)
 
 _DOUBLES, _WHOLE = (TensorType(element, 2, 4) for element in (ElementType.BINARY64, ElementType.INT64))
 _COLUMN, _ONE = (TensorType(ElementType.INT64, rows, 1) for rows in (2, 1))
@@ -172,5 +196,9 @@ TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
     "find": [([_DOUBLES, _VALUE], ())],
     "gather_groups": [([_DOUBLES, _COLUMN], (2,))],
     "learning_rate": [([], (1_000, 2, 3, 10))],
+    "step_place": [([], (3, 4, 5))],
+    "store_integers": [([_WHOLE], (-9, 9)), ([_WHOLE], (0, 40_000))],
+    "token_at": [([_WHOLE, _WHOLE, _COLUMN, _ONE], ())],
+    "until": [([_COLUMN, _COLUMN, _COLUMN, _ONE], (50, 7))],
 }
 """Legal calls of each."""

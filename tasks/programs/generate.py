@@ -1,0 +1,199 @@
+"""One step of decoding a batch of prompts, as a program (market.md 4.6).
+
+A step takes each row of a batch from one place to the next. It reads the token there, adds its keys and values to
+a cache, and chooses the likeliest next token. The state has the tokens of all rows, and the cache of one batch. So
+whatever a step reads was agreed on before, and the first false token of a liar is an element of one step.
+
+While a row stands within its prompt its choices are made too, and nobody reads them. A token of ``ends`` that was
+made repeats itself to the end of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tasks.programs.builder import Builder, Quantised
+from tasks.programs.checks import check_bounds
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
+from tasks.programs.llama_layers import Layers
+from tasks.programs.llama_shape import BITS, LlamaShape, weight_tensors
+from tasks.programs.operators.decoding import ENDS_MAX, stored_element
+from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.storage import STORED_EXPONENT_MAX
+from tasks.programs.permutation import COUNT_MAX
+from tasks.programs.program import Program, Source, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = [
+    "BATCH_MAX",
+    "LENGTHS",
+    "MADE",
+    "PROMPTS",
+    "GenerateShape",
+    "generate_program",
+    "prompt_tensors",
+    "state_tensors",
+]
+
+BATCH_MAX: Final = 4096
+PROMPTS: Final = "prompts"
+LENGTHS: Final = "lengths"
+"""Tokens of each prompt; what stands in its row beyond them is not read."""
+MADE: Final = "tokens"
+"""Of the state: column ``p`` has the token after place ``p``."""
+_RANGES: Final = {
+    "keys": (-WIDTHS[BITS].limit, WIDTHS[BITS].limit), "key_exponents": (EXPONENT_MIN, CACHE_EXPONENT_MAX),
+    "values": (-WIDTHS[BITS].limit, WIDTHS[BITS].limit), "value_exponents": (EXPONENT_MIN, CACHE_EXPONENT_MAX),
+}  # fmt: skip
+assert tuple(_RANGES) == CACHE_PARTS
+
+
+@dataclass(frozen=True)
+class GenerateShape:
+    """What a step's program follows from.
+
+    There are ``rows`` prompts of ``length`` tokens at most; ``batch`` of them are decoded together. The longest
+    gets ``new`` tokens, shorter ones more. ``ends`` are tokens, in order. Raises ProgramInvalid.
+    """
+
+    model: LlamaShape
+    batch: int
+    rows: int
+    length: int
+    new: int
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.new < 1 or self.places > self.model.context:
+            raise ProgramInvalid(
+                f"prompts of {self.length} tokens, {self.new} new ones; the context has {self.model.context}"
+            )
+        if not 1 <= self.batch <= BATCH_MAX or not self.batch <= self.rows <= COUNT_MAX or self.rows % self.batch:
+            raise ProgramInvalid(f"{self.rows} prompts, {self.batch} at a time")
+        is_sorted = list(self.ends) == sorted(set(self.ends))
+        if (
+            len(self.ends) > ENDS_MAX
+            or not is_sorted
+            or not all(0 <= t < self.model.vocabulary for t in self.ends)
+        ):
+            raise ProgramInvalid(f"end tokens: up to {ENDS_MAX} of the vocabulary, in order, each once")
+
+    @property
+    def places(self) -> int:
+        """Places of a row that a token is chosen at: of the longest prompt, and of all new tokens but one."""
+        return self.length + self.new - 1
+
+    @property
+    def batches(self) -> int:
+        """Batches of all rows."""
+        return self.rows // self.batch
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole job."""
+        return self.batches * self.places
+
+
+def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
+    """Return name and type of every tensor of the data."""
+    columns = {LENGTHS: 1, PROMPTS: shape.length}
+    return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
+
+
+def state_tensors(shape: GenerateShape) -> dict[str, TensorType]:
+    """Return name and type of every tensor of a state, sorted."""
+    model, tokens = shape.model, stored_element(0, shape.model.vocabulary - 1)
+    rows = shape.batch * model.key_heads * shape.places
+    cache = {
+        f"cache/{layer}/{part}": TensorType(
+            stored_element(*limits), rows, 1 if part.endswith("exponents") else model.head_width
+        )
+        for layer in range(model.layers)
+        for part, limits in _RANGES.items()
+    }
+    return dict(sorted({**cache, MADE: TensorType(tokens, shape.rows, shape.places)}.items()))
+
+
+def generate_program(shape: GenerateShape, *, checks_bounds: bool = True) -> Program:
+    """Return the program of one step. Raises ProgramInvalid.
+
+    Without ``checks_bounds`` the caller knows that no number can leave the exact range (``check_generate``).
+    """
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
+    sources += [Source(SourceKind.DATA, name, kind) for name, kind in prompt_tensors(shape).items()]
+    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
+    program = _Step(shape, Builder(sources)).program()
+    if checks_bounds:
+        check_bounds(program)
+    return program
+
+
+class _Step(Layers):
+    """The tensors of a step while its program is built."""
+
+    def __init__(self, shape: GenerateShape, build: Builder) -> None:
+        place = build.call("step_place", attributes=(1, shape.places, 1))
+        super().__init__(shape.model, build, batch=shape.batch, length=1, first=place, kind=SourceKind.MODEL)
+        self._job, self._stores = shape, dict[str, int]()
+
+    def program(self) -> Program:
+        """Return the whole step."""
+        build, job = self.build, self._job
+        largest_token = job.model.vocabulary - 1
+        base = build.call("step_place", attributes=(job.places, job.batches, job.batch))
+        rows = build.call("positions", base, attributes=(1, job.batch))
+        prompts = self._column(PROMPTS, rows, largest_token)
+        lengths = self._column(LENGTHS, rows, job.length)
+        stored = self._held(MADE, 0, largest_token)
+        made = build.call("gather", stored, rows)
+        token = build.call("token_at", prompts, made, lengths, self.first)
+        stream = self.embedded(token)
+        for layer in range(job.model.layers):
+            stream = self.layer(stream, layer).stream
+        _, logits = self.logits(stream)
+        largest = build.call("row_maximum", logits)
+        choice = build.call("find", logits, largest)
+        following = build.call(
+            "until", choice, token, lengths, self.first, attributes=(job.model.vocabulary, *job.ends)
+        )
+        turned = (build.call("transpose", made), build.call("transpose", following))
+        longer = build.call("transpose", build.call("place_rows", *turned, self.first, attributes=(1, 1)))
+        self._keep(MADE, build.call("place_rows", stored, longer, base, attributes=(1, 1)), 0, largest_token)
+        probe = build.call("store", largest, attributes=(STORED_EXPONENT_MAX,))
+        loss = build.row_sum(build.call("transpose", largest))
+        return build.program(self._stores, probe, loss)
+
+    def _column(self, name: str, rows: int, most: int) -> int:
+        """Return integers of the batch's rows of the data."""
+        found = self.build.call("gather", self.source(name, SourceKind.DATA), rows)
+        return self.build.call("load_integers", found, attributes=(0, most))
+
+    def _held(self, name: str, low: int, high: int) -> int:
+        """Return integers of the state."""
+        return self.build.call("load_integers", self.source(name, SourceKind.STATE), attributes=(low, high))
+
+    def _keep(self, name: str, values: int, low: int, high: int) -> None:
+        self._stores[name] = self.build.call("store_integers", values, attributes=(low, high))
+
+    def kept_keys(self, rows: Quantised, layer: int) -> Quantised:
+        """See Layers."""
+        return self._kept(rows, layer, CACHE_PARTS[:2])
+
+    def kept_values(self, rows: Quantised, layer: int) -> Quantised:
+        """See Layers."""
+        return self._kept(rows, layer, CACHE_PARTS[2:])
+
+    def _kept(self, found: Quantised, layer: int, parts: tuple[str, ...]) -> Quantised:
+        """Return rows as integers with those of earlier places, and keep them all."""
+        placed: list[int] = []
+        for part, new in zip(parts, found[:2], strict=True):
+            name, limits = f"cache/{layer}/{part}", _RANGES[part]
+            placed.append(
+                self.build.call(
+                    "place_rows", self._held(name, *limits), new, self.first, attributes=(self.batch, self.groups)
+                )
+            )
+            self._keep(name, placed[-1], *limits)
+        return Quantised(placed[0], placed[1], BITS)
