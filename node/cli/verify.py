@@ -16,12 +16,14 @@ from node.home.files import read_bounded
 from rpc.client.core import hexed
 from rpc.client.results import Window
 from rpc.client.tasks import spec_of
+from tasks.engines.tuning_plan import TuningPlan
 from tasks.models.errors import FolderInvalid
+from tasks.spec import JobSpec
 
 if TYPE_CHECKING:
     from tasks.models.adapters import Receipt
 
-__all__ = ["matching_window", "verify"]
+__all__ = ["check_spec", "matching_window", "verify"]
 
 FILE_BYTES_MAX: Final = 2 << 30
 _STATE: Final = PathName(exists=True, dir_okay=False)
@@ -37,7 +39,7 @@ def verify(session: Session, folder: Path, state: Path | None, offline: bool, as
     """Check a folder of adapters against the task that trained them.
 
     The files must give the state root of the receipt, byte for byte. The node must show
-    a final window of the task with this root. The task must name the same rows.
+    a final window of the task with this root. The task must name the same model and rows.
 
     \b
     Example:
@@ -93,9 +95,19 @@ def _proved(session: Session, receipt: Receipt) -> int:
         task = client.task(receipt.task)
         if task is None:
             raise FolderInvalid(f"the node knows no task {hexed(receipt.task)}", remedy="Check --rpc")
-        if spec_of(task).dataset.root != receipt.rows_root:
-            raise FolderInvalid("the task names other rows than the receipt")
+        check_spec(receipt, spec_of(task))
         return matching_window(receipt, client.task_windows(receipt.task))
+
+
+def check_spec(receipt: Receipt, spec: JobSpec) -> None:
+    """Check that a task is the one of a receipt. Raises FolderInvalid, which says what differs."""
+    if spec.dataset.root != receipt.rows_root:
+        raise FolderInvalid("the task names other rows than the receipt")
+    if spec.model_root() != receipt.model_root:
+        raise FolderInvalid("the task names another model than the receipt")
+    plan = spec.plan()
+    if not isinstance(plan, TuningPlan) or plan.shape != receipt.shape:
+        raise FolderInvalid("the task has other adapters than the receipt")
 
 
 def matching_window(receipt: Receipt, windows: Iterable[Window]) -> int:

@@ -27,6 +27,7 @@ __all__ = [
     "model_from_gguf",
     "model_from_tensors",
     "places_of",
+    "shape_of_gguf",
 ]
 
 ROWS_AT_ONCE: Final = 4_096
@@ -98,14 +99,19 @@ class TensorSource(Protocol):
 
 def model_from_gguf(file: GgufFile) -> Model:
     """Return shape and frozen weights. Raises ModelInvalid and ModelUnsupported."""
-    architecture = file.settings.get("general.architecture")
-    if architecture not in _INTERLEAVED:
-        raise ModelUnsupported(f"architecture {str(architecture)[:40]!r}; {', '.join(_INTERLEAVED)} are read")
-    shape = _shape(file, str(architecture))
+    shape, architecture = shape_of_gguf(file), str(file.settings["general.architecture"])
     places = places_of(shape, _place)
     if extra := sorted(file.tensors.keys() - places.values()):
         raise ModelUnsupported(f"a tensor {extra[0]} that no program reads")
-    return model_from_tensors(shape, _GgufSource(file), places, interleaved=_INTERLEAVED[str(architecture)])
+    return model_from_tensors(shape, _GgufSource(file), places, interleaved=_INTERLEAVED[architecture])
+
+
+def shape_of_gguf(file: GgufFile) -> LlamaShape:
+    """Return the shape of the model in a file. Raises ModelInvalid and ModelUnsupported."""
+    architecture = file.settings.get("general.architecture")
+    if architecture not in _INTERLEAVED:
+        raise ModelUnsupported(f"architecture {str(architecture)[:40]!r}; {', '.join(_INTERLEAVED)} are read")
+    return _shape(file, str(architecture))
 
 
 def places_of(shape: LlamaShape, place: Callable[[str], str]) -> dict[str, str]:

@@ -24,9 +24,10 @@ from tasks.models.huggingface import (
     ends_of,
     shards_of,
 )
-from tasks.models.llama import Model, model_from_gguf
+from tasks.models.llama import Model, model_from_gguf, shape_of_gguf
 from tasks.models.safetensors import read_safetensors
 from tasks.models.tokens import JSON_BYTES_MAX, Tokeniser, tokeniser_from_gguf, tokeniser_from_json
+from tasks.programs.llama_shape import LlamaShape
 
 __all__ = ["FileContent", "OpenModel", "open_model"]
 
@@ -68,6 +69,7 @@ class FileContent:
 class OpenModel:
     """A model whose files are open. ``load`` freezes its weights, ``tokeniser`` needs the extra ``models``."""
 
+    shape: LlamaShape
     load: Callable[[], Model]
     tokeniser: Callable[[], Tokeniser]
 
@@ -98,6 +100,7 @@ def _gguf(path: Path, opened: ExitStack) -> OpenModel:
     content = _content(path, opened)
     with _named(path.name):
         file = read_gguf(content)
+        shape = shape_of_gguf(file)
 
     def load() -> Model:
         with _named(path.name):
@@ -107,7 +110,7 @@ def _gguf(path: Path, opened: ExitStack) -> OpenModel:
         with _named(path.name):
             return tokeniser_from_gguf(file.settings)
 
-    return OpenModel(load, tokeniser)
+    return OpenModel(shape, load, tokeniser)
 
 
 def _folder(folder: Path, opened: ExitStack, weights: str | None) -> OpenModel:
@@ -129,7 +132,7 @@ def _folder(folder: Path, opened: ExitStack, weights: str | None) -> OpenModel:
         with _named(TOKENISER):
             return tokeniser_from_json(data, checkpoint.shape.vocabulary, ends_of(*settings))
 
-    return OpenModel(checkpoint.model, tokeniser)
+    return OpenModel(checkpoint.shape, checkpoint.model, tokeniser)
 
 
 @contextmanager

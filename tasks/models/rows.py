@@ -24,6 +24,8 @@ MESSAGES_MAX: Final = 1 << 10
 LONG_ROWS: Final = ("refuse", "truncate", "drop")
 """What is done with a row of more tokens than are allowed."""
 ROLES: Final = ("system", "user", "assistant")
+UNTRAINED_LABEL: Final = -100
+"""What a label is where nothing is trained."""
 _BOM: Final = b"\xef\xbb\xbf"
 _TRAINED_ROLE: Final = "assistant"
 
@@ -63,11 +65,12 @@ class TokenRows:
     contents: Mapping[str, bytes]
 
 
-def examples_of(data: bytes, tokens: Tokens) -> Iterator[Example]:
+def examples_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Example]:
     """Yield the examples of a file of JSON lines. Raises RowsInvalid with line and column.
 
     A line has ``prompt`` and ``completion``, of which the completion and an end are trained; or ``messages`` with
-    ``role`` and ``content`` in the form of ChatML, of which the assistant's are trained; or ``text``, all of it.
+    ``role`` and ``content`` in the form of ChatML, of which the assistant's are trained; or ``text``, all of it;
+    or ``input_ids`` below ``vocabulary``, and perhaps ``labels``, in which -100 is not trained.
     """
     if len(data) > FILE_BYTES_MAX:
         raise RowsInvalid(f"a file of {len(data)} bytes, at most {FILE_BYTES_MAX}")
@@ -78,7 +81,11 @@ def examples_of(data: bytes, tokens: Tokens) -> Iterator[Example]:
             rows += 1
             if rows > ROWS_MAX:
                 raise RowsInvalid(f"more than {ROWS_MAX} rows", number)
-            yield _example(number, _decoded(number, text), tokens)
+            fields = _decoded(number, text)
+            if "input_ids" in fields and fields.keys() <= {"input_ids", "labels"}:
+                yield _numbered(number, fields, vocabulary)
+            else:
+                yield _example(number, fields, tokens)
     if not rows:
         raise RowsInvalid("a file without a row")
 
@@ -121,13 +128,34 @@ def _example(number: int, fields: Mapping[str, Any], tokens: Tokens) -> Example:
             parts = list(_turns(number, fields["messages"], tokens))
         case names:
             raise RowsInvalid(
-                f"fields {', '.join(names)[:80] or 'none'}; prompt and completion, messages, or text expected",
-                number,
-            )
-    found = [(token, trained) for part, trained in parts for token in part]
+                f"fields {', '.join(names)[:80] or 'none'}; prompt and completion, messages, text, or input_ids "
+                "expected", number,
+            )  # fmt: skip
+    return _checked(number, [(token, trained) for part, trained in parts for token in part])
+
+
+def _checked(number: int, found: Sequence[tuple[int, bool]]) -> Example:
     if not any(trained for _, trained in found[1:]):
         raise RowsInvalid("no token to train: the first one of a row has nothing before it", number)
     return Example(number, tuple(token for token, _ in found), tuple(trained for _, trained in found))
+
+
+def _numbered(number: int, fields: Mapping[str, Any], vocabulary: int) -> Example:
+    """Return the example of tokens that somebody made, with labels as trainers share them."""
+    tokens = fields["input_ids"]
+    labels = fields.get("labels", tokens)
+    for name, values in (("input_ids", tokens), ("labels", labels)):
+        if not isinstance(values, list) or any(type(value) is not int for value in values):
+            raise RowsInvalid(f"{name}: a list of integers expected", number)
+    if len(labels) != len(tokens):
+        raise RowsInvalid(f"{len(labels)} labels for {len(tokens)} input_ids", number)
+    for place, (token, label) in enumerate(zip(tokens, labels, strict=True)):
+        if not 0 <= token < vocabulary:
+            raise RowsInvalid(f"input_ids: {token} at place {place}, the vocabulary has {vocabulary}", number)
+        if label not in (token, UNTRAINED_LABEL):
+            what = f"{token} as in input_ids, or {UNTRAINED_LABEL}"
+            raise RowsInvalid(f"labels: {what} expected at place {place}, not {label}", number)
+    return _checked(number, [(token, label == token) for token, label in zip(tokens, labels, strict=True)])
 
 
 def _end(tokens: Tokens) -> list[int]:

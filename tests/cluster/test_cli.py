@@ -12,8 +12,11 @@ import pytest
 
 from node.daemon.admin import TABLE
 from node.process.control import ControlRefused, ask_node
+from tasks.models.safetensors import read_safetensors
 from tests.cluster.network import Network, dekube, network, run_here, wait_for
 from tests.rpc.validate import validate
+from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.tuned import TINY
 
 pytestmark = pytest.mark.cluster
 
@@ -88,6 +91,26 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     assert int(ask(net, "worker", "earnings", worker)["total"]) >= paid > 0
     assert task in [item["id"] for item in ask(net, "task", "list", "--mine", "--all")["items"]]
     assert "transaction_refused" in refused(net, "task", "cancel", task)
+
+
+def test_a_model_is_fine_tuned_and_its_folder_proves_itself(net: Network, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    rows = [{"input_ids": [number, number + 1, number + 2, number + 3]} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = tmp_path / "tune.toml"
+    job.write_text('model = "model"\ndata = "rows.jsonl"\nsteps = 128\nbatch = 2\n[lora]\nrank = 2\n')
+
+    made = ask(net, "task", "create", "--job", job, "--max-price", 10_000, "--seed", "test")
+    assert ask(net, "task", "watch", made["task"], "--timeout", 120)["phase"] == "settled"
+    folder = tmp_path / "adapters"
+    result = ask(net, "task", "result", made["task"], "--out", folder, "--base", "tiny/model")
+    checked = ask(net, "verify", folder)
+    assert (checked["proved"], checked["step"], checked["state_root"]) == (True, 128, result["state_root"])
+    assert checked["task"] == made["task"]
+    matrices = read_safetensors((folder / "adapter_model.safetensors").read_bytes())
+    for name in matrices.tensors:  # all B begin with zeros
+        assert any(matrices.content_of(name)), name
 
 
 def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -21,8 +21,9 @@ from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
+from node.cli.tasks.tuning_file import make_job, read_tuning, told_tuning
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
+from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_contents, put_digits_of
 from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
@@ -37,6 +38,9 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
+
+if TYPE_CHECKING:
+    from tasks.models.jobs import TuningJob
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 
@@ -53,10 +57,13 @@ WINDOWS_DEFAULT: Final = 3
 
 RECIPE: Final = ("--data", "--steps", "--windows", "--widths", "--max-price", "--match-s", "--seed")
 """Defaults for a job without a file."""
+_NOT_TUNED: Final = ("--data", "--steps", "--windows", "--widths")
+"""Those of them that a file of a fine-tuning job says itself."""
 
 
 class _Recipe(NamedTuple):
     spec_file: Path | None
+    job_file: Path | None
     data: str
     steps: int
     windows: int
@@ -68,10 +75,10 @@ class _Recipe(NamedTuple):
 
 def _recipe_options(function: _Function) -> _Function:
     def wrapped(
-        spec_file: Path | None, data: str, steps: int, windows: int, widths: str, max_price: int,
-        match_s: int, seed: str, **arguments: Any,
+        spec_file: Path | None, job_file: Path | None, data: str, steps: int, windows: int, widths: str,
+        max_price: int, match_s: int, seed: str, **arguments: Any,
     ) -> Any:  # fmt: skip
-        recipe = _Recipe(spec_file, data, steps, windows, widths, max_price, match_s, seed)
+        recipe = _Recipe(spec_file, job_file, data, steps, windows, widths, max_price, match_s, seed)
         return function(recipe=recipe, **arguments)
 
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
@@ -92,6 +99,8 @@ def _recipe_options(function: _Function) -> _Function:
                      help=f"Number of training steps: a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits of scikit-learn."),
+        click.option("--job", "job_file", type=PathName(), metavar="FILE",
+                     help="Fine-tune a model with the rows that FILE (TOML) names (docs/tasks.md)."),
         click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
                      help="Read the job from FILE: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
@@ -99,10 +108,29 @@ def _recipe_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-def _job(client: Client, recipe: _Recipe) -> bytes:
-    """Return the canonical bytes of the job. Its data set is not uploaded yet."""
+class _Made(NamedTuple):
+    """The canonical bytes of a job. One that tunes a model has blobs, which are not uploaded yet."""
+
+    raw: bytes
+    tuned: TuningJob | None = None
+
+
+def _job(client: Client, recipe: _Recipe) -> _Made:
+    """Return the job, of which nothing is uploaded yet."""
     if recipe.spec_file is not None:
-        return read_spec(recipe.spec_file)
+        return _Made(read_spec(recipe.spec_file))
+    seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
+    if not 0 < recipe.max_price <= PRICE_MAX:
+        most = show_amount(PRICE_MAX)
+        raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
+    if recipe.job_file is not None:
+        tuned = make_job(
+            read_tuning(recipe.job_file), seed=seed, max_price_per_tera_unit=recipe.max_price,
+            match_ms=recipe.match_s * 1000,
+        )  # fmt: skip
+        for note in tuned.notes:
+            say(f"Note: {note}.")
+        return _Made(encode_spec(tuned.spec), tuned)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
             f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: the steps of each window "
@@ -120,10 +148,6 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
             f"{recipe.widths!r}: the first must be {begin} and the last {end} for this data set",
             param_hint="--widths",
         )
-    if not 0 < recipe.max_price <= PRICE_MAX:
-        most = show_amount(PRICE_MAX)
-        raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
-    seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     try:
         job = _digits_job(client, recipe, widths, seed)
     except UnsupportedJob as error:
@@ -133,7 +157,7 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
         decode_spec(raw)
     except DekubeError as error:
         raise ConfigError(f"the job cannot run: {error}") from None
-    return raw
+    return _Made(raw)
 
 
 def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: bytes) -> Job:
@@ -152,7 +176,8 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 
 
 @only_with(("--yes",), "--save")
-@not_with(RECIPE, "--spec")
+@not_with((*RECIPE, "--job"), "--spec")
+@not_with(_NOT_TUNED, "--job")
 @click.command()
 @reading_options
 @_recipe_options
@@ -171,7 +196,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     """
     check_overwrite(save, yes=yes, option="--save")
     with session.client() as client:
-        raw = _job(client, recipe)
+        raw, tuned = _job(client, recipe)
         amounts = client.quote_task(raw)
     job = decode_spec(raw)
     objections = _objections(job, amounts)
@@ -202,6 +227,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         return
     show_fields(
         {
+            **({} if tuned is None else told_tuning(tuned)),
             "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
             "work, at the price limit": show_amount(amounts.price),
             "verification, at most": show_amount(amounts.verification),
@@ -221,6 +247,8 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     )
     if save is not None:
         create = next_command("task", "create", "--spec", save)
+        if tuned is not None:  # that uploads its blobs too
+            create = next_command("task", "create", "--job", recipe.job_file or "", "--seed", recipe.seed)
         click.echo(f"\nThe job is in {save}. Post it: {create}")
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
@@ -274,7 +302,8 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
         )
 
 
-@not_with(RECIPE, "--spec")
+@not_with((*RECIPE, "--job"), "--spec")
+@not_with((*_NOT_TUNED, "--dataset"), "--job")
 @click.command()
 @session_options
 @_recipe_options
@@ -308,6 +337,9 @@ def create(
     job before anything is locked. A job is impossible if the data set or init_root does not match. It is
     impossible also if no machine meets its requirements.
 
+    With --job a model of the Llama family gets adapters (LoRA). FILE names its folder and a file of JSON lines.
+    Both are read and checked here, and uploaded with the task.
+
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
     worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
     may be offline after this command. For a public task --keep-input does the same.
@@ -315,19 +347,24 @@ def create(
     \b
     Examples:
       dekube task create --watch
+      dekube task create --job finetune.toml --watch
       dekube task create --private --holders 3
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
     key = session.key()
     with session.client() as client:
-        raw = _job(client, recipe)
+        raw, tuned = _job(client, recipe)
         spec = decode_spec(raw)
-        private = _Private(session, client, key, spec, dataset, holders, threshold) if is_private else None
+        plain = None
+        if is_private or keeps_input or holders:
+            plain = plain_dataset(spec, dataset) if tuned is None else tuned.rows
+        private = _Private(session, client, key, spec, plain, holders, threshold) if is_private and plain else None
         if private is not None:
             spec, raw = private.job.spec, encode_spec(private.job.spec)
-        elif spec.dataset.blob != DIGITS_BLOB:
-            _tell_of_data(client, spec.dataset.blob)
+        if tuned is None and spec.dataset.blob != DIGITS_BLOB:
+            for given in spec.inputs()[0 if private is None else 1 :]:
+                _tell_of_data(client, given.blob)
         quoted = client.quote_task(raw)
         objections = _objections(spec, quoted) if private is None else private.objections(quoted)
         if objections and not anyway:
@@ -344,6 +381,11 @@ def create(
         }
 
         def bring() -> None:
+            if tuned is not None:
+                blobs = (tuned.model, tuned.rows) if private is None else (tuned.model,)
+                put_contents(
+                    client, blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
+                )
             if private is not None:
                 put_private(client, private.job, private.control)
                 return
@@ -359,7 +401,7 @@ def create(
             ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
         if ask is not None:
             if keeps_input or holders:
-                ask.kept = _kept_input(client, key, spec, private, dataset)
+                ask.kept = _kept_input(client, key, spec, private, plain or b"")
             what["custody"] = ask.told
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
@@ -392,13 +434,13 @@ def create(
 
 
 def _kept_input(
-    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, file: Path | None
+    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, plain: bytes
 ) -> KeptInput:
     """Return what asks for the custody of a job's data set. Raises ConfigError."""
     if private is not None:
         commitment = private.job.commitment
     else:
-        commitment = commitment_of(key, spec, plain_dataset(spec, file), is_private=False)
+        commitment = commitment_of(key, spec, plain, is_private=False)
     return KeptInput(client, key, commitment, input_price(client, spec))
 
 
@@ -406,14 +448,13 @@ class _Private:
     """A private job that is being created, and who keeps shares of its key. Raises ConfigError, UsageError."""
 
     def __init__(
-        self, session: Session, client: Client, key: SecretKey, spec: JobSpec, file: Path | None, holders: int,
+        self, session: Session, client: Client, key: SecretKey, spec: JobSpec, dataset: bytes, holders: int,
         threshold: int | None,
     ) -> None:  # fmt: skip
         self.control = check_node(session, key)
         self._holders, self._threshold = holders, threshold or holders // 2 + 1
         if holders and self._threshold > holders:
             raise click.BadParameter("more shares than --holders", param_hint="--threshold")
-        dataset = plain_dataset(spec, file)
         self._facts = read_dataset_facts(dataset)
         self.job = make_private(key, spec, dataset)
         self.readers = told_readers(client, self._threshold, holders)

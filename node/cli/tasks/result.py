@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -18,25 +19,34 @@ from node.cli.tasks.custody import show_garbage
 from node.cli.tasks.watch import record_of, say
 from rpc.client import NoResult
 from rpc.client.core import hexed
+from rpc.client.tasks import TaskResult, spec_of
+from state.primitives.errors import ConfigError
 from tasks.custody.sealed import OutputIsGarbage
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.spec import FinetunePart
 
 __all__ = ["result"]
 
+_BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+"""As in a receipt (tasks.models.adapters), which needs NumPy."""
 
-@only_with(("--yes",), "--out")
+
+@only_with(("--yes", "--base"), "--out")
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
-              f"{', '.join(FORMATS)}.")  # fmt: skip
+              f"{', '.join(FORMATS)}. Without a suffix: a folder of adapters.")  # fmt: skip
+@click.option("--base", default="", metavar="NAME",
+              help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option(
     "--window", type=WholeNumber(0), help="Fetch the state after this window. Default: the last final window."
 )
 @overwrite_option
 @json_option
 def result(
-    session: Session, task_id: bytes, out: Path | None, window: int | None, yes: bool, as_json: bool
+    session: Session, task_id: bytes, out: Path | None, base: str, window: int | None, yes: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Fetch the trained state, verify its proof and test it.
 
@@ -48,16 +58,21 @@ def result(
     machines keep false bytes for the worker, the command asks to show that. --yes confirms it. Shown on chain,
     it proves a lie of the worker.
 
+    The result of fine-tuning is a folder in the layout of PEFT. `dekube verify` checks it.
+
     \b
-    Example:
+    Examples:
       dekube task result 0x1234... --out model.npz
+      dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
     """
-    if out is not None and out.suffix not in FORMATS:
-        raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
-    check_overwrite(out, yes=yes)
-    say("Fetching the state ...")
+    is_folder = out is not None and out.suffix not in FORMATS
+    if not is_folder:
+        check_overwrite(out, yes=yes)
     with session.client() as client:
-        record_of(client, task_id)
+        is_tuned = isinstance(spec_of(record_of(client, task_id)).part, FinetunePart)
+        if is_folder:
+            _check_folder(out, base, is_tuned=is_tuned, yes=yes)
+        say("Fetching the state ...")
         terms = client.custody_terms(task_id)
         key = None if terms is None or terms.is_public else session.key()
         try:
@@ -73,9 +88,10 @@ def result(
             if key is not None:
                 show_garbage(client, key, task_id, window, error, yes=yes)
             raise
-    plan = found.spec.plan()
-    if out is not None:
-        write_file(out, encode_state(found.state, plan, out.suffix))
+    if out is not None and is_folder:
+        _write_folder(out, base, found)
+    elif out is not None:
+        write_file(out, encode_state(found.state, found.spec.plan(), out.suffix))
     answer: dict[str, Any] = {
         "task": hexed(task_id),
         "window": found.window.number,
@@ -83,16 +99,52 @@ def result(
         "state_root": found.window.proof.result_root or found.window.proof.state_root_out,
         "proved": True,
         "bytes": len(found.data),
-        "accuracy": None,
     }
-    try:
-        right, samples = found.test()
-        answer |= {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
-    except NoResult as error:
-        say(f"The state is not tested: {error}")
+    if not is_tuned:
+        answer |= _tested(found)
     if out is not None:
         answer["file"] = str(out)
-    if not as_json and answer["accuracy"] is not None:
+    if not as_json and answer.get("accuracy") is not None:
         answer["accuracy"] = f"{answer['accuracy']:.2%} ({answer['right']} of {answer['samples']} unseen samples)"
         del answer["right"], answer["samples"]
     show_fields(answer, as_json=as_json, title="Result")
+
+
+def _tested(found: TaskResult) -> dict[str, Any]:
+    """Return how many unseen samples a classifier knows."""
+    try:
+        right, samples = found.test()
+    except NoResult as error:
+        say(f"The state is not tested: {error}")
+        return {"accuracy": None}
+    return {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
+
+
+def _check_folder(out: Path | None, base: str, *, is_tuned: bool, yes: bool) -> None:
+    """Check what a folder of adapters needs, before anything is fetched."""
+    if not is_tuned:
+        raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+    if not _BASE.fullmatch(base):
+        raise click.UsageError(
+            "A folder of adapters needs --base NAME: the model's name or path, letters, digits and ._/- alone."
+        )
+    if out is not None and out.exists() and not yes:
+        raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
+
+
+def _write_folder(folder: Path, base: str, found: TaskResult) -> None:
+    """Write adapters in the layout of PEFT. Raises ConfigError."""
+    from tasks.models.adapters import adapter_folder, receipt_of
+
+    spec, plan = found.spec, found.spec.plan()
+    assert isinstance(plan, TuningPlan)
+    receipt = receipt_of(
+        plan.shape, found.state, base=base, model_root=spec.model_root(), rows_root=spec.dataset.root,
+        task=found.task,
+    )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    for name, content in adapter_folder(receipt, found.state.tensors).items():
+        write_file(folder / name, content)

@@ -26,7 +26,7 @@ class Bytes:
 
 
 def read(text: str | bytes) -> list[Example]:
-    return list(examples_of(text.encode() if isinstance(text, str) else text, Bytes()))
+    return list(examples_of(text.encode() if isinstance(text, str) else text, Bytes(), 100))
 
 
 def matrices(rows: TokenRows) -> dict[str, np.ndarray]:
@@ -134,3 +134,28 @@ def test_long_rows_are_refused_cut_or_dropped_and_never_silently() -> None:
     assert (few.rows, few.length, [line for line, _ in few.dropped]) == (1, 2, [1, 3])
     with pytest.raises(RowsInvalid, match="no row is left"):
         make_rows(examples[:1], 5, "drop")
+
+
+def test_rows_of_numbers_need_no_tokeniser_and_are_trained_where_labels_say_so() -> None:
+    plain, labelled = read('{"input_ids": [5, 6, 7]}\n{"input_ids": [5, 6, 7], "labels": [-100, -100, 7]}')
+    assert plain == Example(1, (5, 6, 7), (True, True, True))
+    assert labelled == Example(2, (5, 6, 7), (False, False, True))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"input_ids": [5, 100]}', "line 1: input_ids: 100 at place 1, the vocabulary has 100"),
+        ('{"input_ids": [5, -1]}', "line 1: input_ids: -1 at place 1"),
+        ('{"input_ids": [5, true]}', "line 1: input_ids: a list of integers"),
+        ('{"input_ids": "5 6"}', "line 1: input_ids: a list of integers"),
+        ('{"input_ids": [5, 6], "labels": [5]}', "line 1: 1 labels for 2 input_ids"),
+        ('{"input_ids": [5, 6], "labels": [5, 7]}', "line 1: labels: 6 as in input_ids, or -100"),
+        ('{"input_ids": [5, 6], "labels": [5, -100]}', "line 1: no token to train"),
+        ('{"input_ids": [5, 6], "attention_mask": [1, 1]}', "line 1: fields attention_mask, input_ids"),
+    ],
+)  # fmt: skip
+def test_rows_of_other_numbers_are_refused_with_their_place(line: str, why: str) -> None:
+    with pytest.raises(RowsInvalid) as caught:
+        read(line)
+    assert str(caught.value).startswith(why)

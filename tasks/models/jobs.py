@@ -1,0 +1,189 @@
+"""A job of fine-tuning from the files of a model and a file of rows: its specification and its blobs.
+
+What is wrong is found before the weights are read where it can be, and always before anything is paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from typing import Final, NamedTuple, Protocol
+
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.manifests import manifest_of
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
+from tasks.engines.tuning import first_state, model_root, rows_root
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
+from tasks.kinds.finetune import (
+    KIND_FINETUNE,
+    MODEL_LLAMA,
+    Adapters,
+    BaseModel,
+    FinetunePart,
+    RateSchedule,
+    RowSet,
+)
+from tasks.models.llama import Model
+from tasks.models.rows import TokenRows, examples_of, make_rows
+from tasks.models.tokens import Tokeniser
+from tasks.programs.finetune import PROJECTIONS, row_tensors
+from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.operators.scalars import NANO
+from tasks.spec import (
+    LEVEL_EXACT,
+    PROFILE_EXACT_2,
+    SEGMENT_MS_MAX,
+    SEGMENTS_MAX,
+    STEP_UNITS_PER_MS,
+    WINDOW_STATES_BYTES_MAX,
+    JobSpec,
+    Requirements,
+    Schedule,
+)
+
+__all__ = ["ModelFiles", "TuningJob", "TuningSettings", "make_tuning"]
+
+SEGMENTS_WANTED: Final = 128
+"""Segments of a window: with fewer, checks cost more of its price."""
+BETA1_NANO: Final = 900_000_000
+BETA2_NANO: Final = 999_000_000
+EPSILON_NANO: Final = 10
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """What a requester chooses. ``steps`` 0: as many as ``epochs`` have. ``max_length`` 0: that of the model."""
+
+    epochs: int = 3
+    steps: int = 0
+    batch: int = 4
+    max_length: int = 0
+    long_rows: str = "refuse"
+    rank: int = 8
+    alpha: int = 16
+    targets: tuple[str, ...] = ("query", "key", "value", "output")
+    learning_rate_nano: int = 200_000
+    weight_decay_nano: int = 0
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    clip_nano: int = NANO
+    segment_steps: int = 0
+    """0: so many that the job has ``SEGMENTS_WANTED`` segments, if it has as many steps."""
+
+
+class TuningJob(NamedTuple):
+    """A specification, the blobs that it names, and what was changed or dropped as the files were read."""
+
+    spec: JobSpec
+    rows: bytes
+    model: bytes
+    notes: tuple[str, ...]
+
+
+class ModelFiles(Protocol):
+    """An open model (``tasks.models.opening``)."""
+
+    @property
+    def shape(self) -> LlamaShape:
+        """Its shape."""
+
+    @property
+    def load(self) -> Callable[[], Model]:
+        """Freezes its weights."""
+
+    @property
+    def tokeniser(self) -> Callable[[], Tokeniser]:
+        """Reads its tokeniser."""
+
+
+class _Lazy:
+    """A model's tokeniser, opened by the first text: rows of numbers need none."""
+
+    def __init__(self, opened: ModelFiles) -> None:
+        self._opened = opened
+
+    @cached_property
+    def _made(self) -> Tokeniser:
+        return self._opened.tokeniser()
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self._made.ends
+
+    def encode(self, text: str) -> list[int]:
+        return self._made.encode(text)
+
+
+def make_tuning(
+    opened: ModelFiles, data: bytes, settings: TuningSettings, *, seed: bytes, max_price_per_tera_unit: int,
+    match_ms: int,
+) -> TuningJob:  # fmt: skip
+    """Return the job of a model's files and a file of JSON lines.
+
+    Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
+    """
+    shape = opened.shape
+    if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
+        raise UnsupportedJob(f"a model of {size} bytes, and machines run {MODEL_SENT_BYTES_MAX} at most")
+    if settings.max_length > shape.context:
+        raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
+    examples = examples_of(data, _Lazy(opened), shape.vocabulary)
+    rows = make_rows(examples, settings.max_length or shape.context, settings.long_rows)
+    unnamed = _part(opened, rows, settings)
+    total = settings.steps or -(-settings.epochs * rows.rows // unnamed.batch)
+    plan = unnamed.plan(seed, total)
+    plan.check()
+
+    model = opened.load()
+    contents = model.contents()
+    rows_blob = join_tensors(row_tensors(plan.shape), rows.contents)
+    model_blob = join_tensors(weight_tensors(shape), contents)
+    part = unnamed._replace(
+        model=unnamed.model._replace(blob=_name_of(model_blob), root=model_root(plan.shape, contents)),
+        dataset=unnamed.dataset._replace(blob=_name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
+    )
+    spec = JobSpec(
+        KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
+        _schedule(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
+    )  # fmt: skip
+    dropped = tuple(f"line {line} gives no row: {why}" for line, why in rows.dropped)
+    return TuningJob(spec, rows_blob, model_blob, (*dropped, *model.notes))
+
+
+def _part(opened: ModelFiles, rows: TokenRows, settings: TuningSettings) -> FinetunePart:
+    shape, nothing = opened.shape, bytes(HASH_BYTES)
+    return FinetunePart(
+        BaseModel(
+            MODEL_LLAMA, nothing, nothing, shape.vocabulary, shape.width, shape.layers, shape.heads,
+            shape.key_heads, shape.head_width, shape.hidden, shape.context, shape.rotary_base, shape.epsilon_nano,
+            int(shape.tied), int(shape.biased),
+        ),
+        RowSet(nothing, nothing, rows.rows, rows.rows, rows.length, rows.slots),
+        Adapters(
+            settings.rank, settings.alpha, tuple(name for name in PROJECTIONS if name in settings.targets)
+        ),
+        min(settings.batch, rows.rows),
+        Optimiser(
+            OPTIMISER_ADAMW, settings.learning_rate_nano, BETA1_NANO, BETA2_NANO, EPSILON_NANO,
+            settings.weight_decay_nano,
+        ),
+        RateSchedule(settings.schedule, settings.warmup_steps, settings.clip_nano),
+    )  # fmt: skip
+
+
+def _schedule(plan: TuningPlan, total: int, segment_steps: int) -> Schedule:
+    """Return segments that a verifier can re-run, and windows whose states a worker can keep."""
+    step_ms = -(-plan.step_units // STEP_UNITS_PER_MS)
+    wanted = min(max(1, SEGMENT_MS_MAX // step_ms), -(-total // SEGMENTS_WANTED))
+    even = (steps for steps in range(wanted, 0, -1) if not total % steps and total // steps <= SEGMENTS_MAX)
+    segment = min(total, segment_steps or next(even, wanted))
+    states = max(1, WINDOW_STATES_BYTES_MAX // plan.state_limit_bytes - 1)
+    return Schedule(total, segment, segment * min(SEGMENTS_MAX, states, total // segment))
+
+
+def _name_of(blob: bytes) -> bytes:
+    return manifest_of(BytesIO(blob)).blob_id

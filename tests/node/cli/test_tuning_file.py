@@ -1,0 +1,107 @@
+"""Files of fine-tuning jobs: what they describe; what is refused, with file and line, before anything is paid."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli.tasks.tuning_file import make_job, read_tuning
+from state.primitives.errors import ConfigError
+from tasks.engines.input_blobs import check_tensors
+from tasks.ledger.screening import check_start
+from tasks.spec import Schedule, decode_spec, encode_spec
+from tests.tasks.models.checkpoints import config_of, write_folder
+from tests.tasks.tuned import TINY
+
+ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}, {"input_ids": [3, 4]}]
+FILE = """
+model = "model"
+data = "rows.jsonl"
+steps = 6
+batch = 2
+learning_rate = 1e-2
+[lora]
+rank = 2
+alpha = 4
+targets = ["v_proj", "query"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "tune.toml").write_text(FILE)
+    return tmp_path
+
+
+def made(folder: Path) -> Any:
+    return make_job(
+        read_tuning(folder / "tune.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+    )
+
+
+def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
+    job = made(folder)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    for given, blob in zip(job.spec.inputs(), (job.rows, job.model), strict=True):
+        check_tensors(given.tensors, given.root, blob)
+    part = job.spec.part
+    assert (part.dataset.rows, part.dataset.length, part.dataset.slots) == (3, 4, 4)
+    assert (part.adapters, part.batch) == ((2, 4, ("query", "value")), 2)
+    assert (part.optimiser.learning_rate_nano, part.rates) == (10_000_000, ("cosine", 0, 10**9))
+    assert job.spec.schedule == Schedule(6, 1, 6)
+    assert made(folder) == job
+    text = FILE.replace("steps = 6", "epochs = 100")
+    (folder / "tune.toml").write_text(text)
+    assert made(folder).spec.schedule == Schedule(150, 2, 150)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("steps = 6", "steps = 6 7", "tune.toml: not valid TOML (Expected newline"),
+        ("steps = 6", "stesp = 6", "tune.toml: line 4: stesp is no field"),
+        ("rank = 2", "rnak = 2", "tune.toml: line 8: lora.rnak is no field"),
+        ("steps = 6", 'steps = "6"', "tune.toml: line 4: steps: a whole number of 1 or more"),
+        ("steps = 6", "steps = 6\nepochs = 2", "tune.toml: line 4: steps and epochs: give one"),
+        ("batch = 2", "batch = 0", "tune.toml: line 5: batch: a whole number"),
+        ("1e-2", "1e-10", "tune.toml: line 6: learning_rate: at most nine digits"),
+        ("1e-2", "nan", "tune.toml: line 6: learning_rate: a number from 0"),
+        ("1e-2", "0", "tune.toml: the job cannot run: "),
+        ("rank = 2", "rank = 1000", "tune.toml: the job cannot run: adapters of rank 1000"),
+        ('"v_proj"', '"lm_head"', "tune.toml: line 10: targets: a list of some of query"),
+        ("[lora]", 'kind = "train"\n[lora]', "tune.toml: line 7: kind: only finetune"),
+        ("[lora]", 'long_rows = "split"\n[lora]', "tune.toml: line 7: long_rows: refuse, truncate, drop expected"),
+        ("[lora]", "max_length = 17\n[lora]", "tune.toml: the job cannot run: rows of 17 tokens"),
+        ("[lora]", "max_length = 3\n[lora]", "rows.jsonl: line 1: 5 tokens, at most 4"),
+        ('data = "rows.jsonl"', "", "tune.toml: data is missing"),
+        ("rows.jsonl", "none.jsonl", "none.jsonl: No such file"),
+        ('model = "model"', 'model = "none"', "none: config.json: not readable"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_named_with_its_line(folder: Path, was: str, now: str, why: str) -> None:
+    assert was in FILE
+    (folder / "tune.toml").write_text(FILE.replace(was, now))
+    with pytest.raises(ConfigError) as caught:
+        made(folder)
+    assert why in str(caught.value)
+
+
+def test_wrong_rows_and_models_are_named_with_file_line_and_remedy(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"input_ids": [1, 2]}\n{"input_ids": [1, 40]}')
+    with pytest.raises(ConfigError, match=r"rows.jsonl: line 2: input_ids: 40 at place 1, the vocabulary has 40"):
+        made(folder)
+    config = folder / "model" / "config.json"
+    config.write_text(json.dumps(config_of(TINY) | {"hidden_act": "gelu"}))
+    with pytest.raises(ConfigError, match=r"model: config.json: hidden_act 'gelu' is not supported, silu is"):
+        made(folder)
+    large = replace(TINY, vocabulary=1 << 17, width=1 << 10, head_width=512)
+    config.write_text(json.dumps(config_of(large)))
+    with pytest.raises(ConfigError, match=r"a model of \d+ bytes, and machines run 268435456 at most"):
+        made(folder)
