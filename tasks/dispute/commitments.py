@@ -13,7 +13,7 @@ from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleTree
-from tasks.programs.divergence import Divergence, diverged_places
+from tasks.programs.divergence import Divergence, diverged_place
 from tasks.programs.program import Place, PlaceKind, Program, SourceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaves_of, tensor_root
@@ -104,13 +104,16 @@ class StepTrace:
         self.step = step
         self.contents = contents
         self.store = store
-        self.places: tuple[Place, ...] = program.places
-        self.traced: Sequence[int] = program.traced
+        self.traced: Sequence[int] = program.traced if store is None else range(len(program.sources), store)
         """Numbers of the tensors whose roots make the trace, in order."""
-        if store is not None:
-            self.places, self.traced = diverged_places(program, store), range(len(program.sources), store)
         self._roots = dict(roots or {})
         self._trees: dict[int, MerkleTree] = {}
+
+    def place(self, tensor: int) -> Place:
+        """Return where the root of a tensor stands. Raises IndexError for one that has none."""
+        return (
+            self.program.places[tensor] if self.store is None else diverged_place(self.program, self.store, tensor)
+        )
 
     def root(self, tensor: int) -> bytes:
         """Return the root of a tensor."""
@@ -150,10 +153,10 @@ class StepTrace:
     @cached_property
     def after_leaves(self) -> list[bytes]:
         """Leaves of the state after the step."""
-        types, stores = self.program.types, self.program.stores
+        types, stored = self.program.types, self.program.stored
         return [
             step_leaf(self.step + 1),
-            *(tensor_leaf(name, types[stores[name]], self.root(stores[name])) for name in sorted(stores)),
+            *(tensor_leaf(name, types[number], self.root(number)) for name, number in stored),
         ]
 
     @cached_property
@@ -192,7 +195,7 @@ class StepTrace:
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """Return the siblings that tie a tensor's root to where it stands."""
-        kind, position = self.places[tensor]
+        kind, position = self.place(tensor)
         match kind:
             case PlaceKind.BEFORE:
                 return self.before_tree.siblings(position + 1)

@@ -359,8 +359,8 @@ def _is_leaf(question: Question, game: Game, at: Descent, leaf: int, content: by
         case Tree.AFTER if leaf == 0:
             return content == step_leaf(question.step_from + game.step + 1)
         case Tree.AFTER:
-            name = sorted(program.stores)[leaf - 1]
-            return content == tensor_leaf(name, program.types[program.stores[name]], content[-HASH_BYTES:])
+            name, tensor = program.stored[leaf - 1]
+            return content == tensor_leaf(name, program.types[tensor], content[-HASH_BYTES:])
         case _:
             return len(content) == leaf_size(program.types[at.tensor], leaf)
 
@@ -391,7 +391,7 @@ def _ask(question: Question, game: Game, move: Ask) -> Game:
         case Tree.AFTER if bound.store is not None:
             raise MoveInconsistent("there is no state after a step that diverges")
         case Tree.AFTER:
-            descent = _descent(Tree.AFTER, 0, game.interval.end.state_root, len(program.stores) + 1)
+            descent = _descent(Tree.AFTER, 0, game.interval.end.state_root, len(program.stored) + 1)
         case _:
             if not tensor_is_under(question, bound, move.tensor, move.root, move.siblings):
                 raise MoveInconsistent("the tensor does not stand under the commitments of the step")

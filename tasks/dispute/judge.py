@@ -15,7 +15,7 @@ from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.dispute.commitments import Question
 from tasks.dispute.errors import MoveInconsistent
 from tasks.dispute.moves import TensorOpening
-from tasks.programs.divergence import diverged_places
+from tasks.programs.divergence import diverged_place
 from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Context, FoldOperator, Operator, Read
 from tasks.programs.program import Call, Place, PlaceKind, Program, SourceKind
@@ -40,9 +40,13 @@ class Commitments(NamedTuple):
     store: int | None = None
     """The store with which the step is claimed to diverge: ``trace_root`` is over all results before it."""
 
-    def places(self, program: Program) -> tuple[Place, ...]:
-        """Return where the roots of tensors stand, by number."""
-        return program.places if self.store is None else diverged_places(program, self.store)
+    def place(self, program: Program, tensor: int) -> Place:
+        """Return where the root of a tensor stands. Raises IndexError for one that has none."""
+        if self.store is not None:
+            return diverged_place(program, self.store, tensor)
+        if tensor < 0:
+            raise IndexError(tensor)
+        return program.places[tensor]
 
     def traced(self, program: Program) -> int:
         """Return how many tensors the trace covers."""
@@ -98,11 +102,10 @@ def tensor_is_under(
 ) -> bool:
     """Tell whether ``root`` is that of a tensor by the accused's commitments."""
     program = question.program
-    places = bound.places(program)
-    if not 0 <= tensor < len(places):
+    try:
+        kind, position = bound.place(program, tensor)
+    except IndexError:
         return False
-    kind, position = places[tensor]
-    states = len(program.stores) + 1
     match kind:
         case PlaceKind.PROBE:
             return not siblings and root == bound.probe_root
@@ -110,19 +113,18 @@ def tensor_is_under(
             proof = MerkleProof(position, bound.traced(program), siblings)
             return verify_merkle_proof(bound.trace_root, root, proof)
         case PlaceKind.BEFORE:
-            count = 1 + sum(source.kind == SourceKind.STATE for source in program.sources)
+            count = 1 + program.count(SourceKind.STATE)
             leaf = tensor_leaf(program.sources[tensor].key, program.types[tensor], root)
             return verify_merkle_proof(bound.state_before, leaf, MerkleProof(position + 1, count, siblings))
         case PlaceKind.DATA | PlaceKind.MODEL:
             source = program.sources[tensor]
-            count = sum(other.kind == source.kind for other in program.sources)
             leaf = tensor_leaf(source.key, program.types[tensor], root)
             given = question.data if kind == PlaceKind.DATA else question.model
-            return verify_merkle_proof(given, leaf, MerkleProof(position, count, siblings))
+            return verify_merkle_proof(given, leaf, MerkleProof(position, program.count(source.kind), siblings))
         case PlaceKind.AFTER:
-            name = sorted(program.stores)[position]
-            leaf = tensor_leaf(name, program.types[tensor], root)
-            return verify_merkle_proof(bound.state_after, leaf, MerkleProof(position + 1, states, siblings))
+            proof = MerkleProof(position + 1, len(program.stored) + 1, siblings)
+            leaf = tensor_leaf(program.stored[position][0], program.types[tensor], root)
+            return verify_merkle_proof(bound.state_after, leaf, proof)
 
 
 def open_tensors(question: Question, bound: Commitments, openings: Sequence[TensorOpening]) -> Opened:

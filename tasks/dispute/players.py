@@ -235,7 +235,8 @@ class Challenger:
         own = self._witness.trace(game.step)
         served = self._served_view(game)
         if served is not None:
-            differing = (number for number in range(len(own.places)) if own.root(number) != served.root(number))
+            count = len(own.program.types) if own.store is None else own.store
+            differing = (number for number in range(count) if own.root(number) != served.root(number))
             tensor = next(differing, None)
             if tensor is None:
                 raise NoMove("the disputed step is right: there is nothing to name")
@@ -260,7 +261,7 @@ class Challenger:
             at = view.first_difference(Tree.AFTER, 0, own.after_leaves)
             if at is None:
                 return Ask(Tree.AFTER, 0, bytes(32), ())
-            tensor = program.stores[sorted(program.stores)[at - 1]]
+            tensor = program.stored[at - 1][1]
         kind = program.types[tensor]
         leaf = view.first_difference(Tree.TENSOR, tensor, leaves_of(kind, own.contents[tensor]))
         if leaf is None:

@@ -160,7 +160,7 @@ class ChainView:
 
     def root(self, tensor: int) -> bytes:
         """See View."""
-        place = self._own.places[tensor]
+        place = self._own.place(tensor)
         match place.kind:
             case PlaceKind.TRACE:
                 shown = self.contents.get((Tree.TRACE, 0), {}).get(place.position)
@@ -175,7 +175,7 @@ class ChainView:
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """See View. Raises KeyError if it cannot be known."""
-        place = self._own.places[tensor]
+        place = self._own.place(tensor)
         match place.kind:
             case PlaceKind.TRACE if not self._traces_agree:
                 first = self.first_difference(Tree.TRACE, 0, self._own.trace_leaves)

@@ -72,8 +72,9 @@ class Tuner(Steps):
     ) -> None:  # fmt: skip
         """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
 
-        Raises StateInvalid, SourceInvalid.
+        Raises StateInvalid, SourceInvalid, UnsupportedJob.
         """
+        plan.check()
         runner = Runner(plan.program, arrays)
         held = runner.load(SourceKind.MODEL, model)
         if wide:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -19,6 +19,7 @@ from tasks.programs.finetune import (
     state_tensors,
 )
 from tasks.programs.finetune_units import check_finetune, finetune_cost
+from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.program import Program
 from tasks.programs.tensors import TensorType
@@ -29,8 +30,8 @@ MODEL_BYTES_MAX: Final = 1 << 35
 """Tensors of a frozen model: 16 x 10^9 weights."""
 ROWS_BYTES_MAX: Final = DATASET_BYTES_MAX
 """Tensors of the rows."""
-PROGRAMS_HELD_MAX: Final = 8
-"""Programs kept in memory; that of SmolLM2-135M has 16,400 calls."""
+PROGRAMS_HELD_MAX: Final = 16
+"""Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 2 MB each."""
 CHECKS_HELD_MAX: Final = 256
 """Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
@@ -43,9 +44,16 @@ def _check(shape: FinetuneShape, rates: FinetuneRates) -> None:
 
 
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _pattern(shape: FinetuneShape, rates: FinetuneRates) -> Pattern:
+    return Pattern(shape, rates)
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
 def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
-    _check(shape, rates)
-    return finetune_program(shape, rates, checks_bounds=False)
+    if shape.model.layers <= LAYERS:
+        return finetune_program(shape, rates, checks_bounds=False)
+    like = replace(shape, model=replace(shape.model, layers=LAYERS))
+    return layered_program(_pattern(like, rates), shape.model.layers)
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class TuningPlan:
             raise UnsupportedJob(f"rows of {leaves} leaves, at most {DATASET_LEAVES_MAX}")
 
     def check(self) -> None:
-        """Raises UnsupportedJob where ``program`` does, without building all layers."""
+        """Raises UnsupportedJob where a number of the program could leave the exact range."""
         try:
             _check(self.shape, self.rates)
         except ProgramInvalid as error:
@@ -81,7 +89,7 @@ class TuningPlan:
 
     @property
     def program(self) -> Program:
-        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
+        """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
         try:
             return _program(self.shape, self.rates)
         except ProgramInvalid as error:

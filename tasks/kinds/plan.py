@@ -45,7 +45,7 @@ class JobPlan(Protocol):
         """The program of one step. Raises UnsupportedJob."""
 
     def check(self) -> None:
-        """Raises UnsupportedJob where ``program`` does: a number could leave the exact range."""
+        """Raises UnsupportedJob where a number of the program could leave the exact range."""
 
     @property
     def step_units(self) -> int:

@@ -65,7 +65,6 @@ from tasks.ledger.stakes import (
     slash_equal,
     take_from_challenger,
 )
-from tasks.programs.program import Program
 from tasks.proofs import (
     SAMPLED_MAX,
     Break,
@@ -334,14 +333,10 @@ def _played(case: Case, window: WindowRecord, dispute: DisputeRecord, data: byte
     extra_ms = run_ms(case) if dispute.moves == 1 else 0  # the other side's first move
     clock = dispute.clock.moved(side, case.now)
     if game.stage in (Stage.TRACE, Stage.NAME):
-        hash_ms = 1000 * _trace_bytes(question.program) // TRACE_BYTES_PER_S
+        hash_ms = 1000 * question.program.size_bytes // TRACE_BYTES_PER_S
         extra_ms += hash_ms
         clock = clock.given(side, hash_ms)
     return dispute._replace(clock=clock, deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms + extra_ms))
-
-
-def _trace_bytes(program: Program) -> int:
-    return sum(kind.size_bytes for kind in program.types)
 
 
 def _ending_of(ending: Ending) -> DisputeEnding:

@@ -35,6 +35,11 @@ class Builder:
         self._places: Final = {(source.kind, source.key): number for number, source in enumerate(sources)}
         self._numbers: Final[dict[Call, int]] = {}
 
+    @property
+    def calls(self) -> int:
+        """How many calls there are so far."""
+        return len(self._numbers)
+
     def source(self, kind: SourceKind, key: str) -> int:
         """Return the number of a source. Raises KeyError."""
         return self._places[kind, key]

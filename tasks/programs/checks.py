@@ -15,8 +15,9 @@ from tasks.programs.operators.storage import STORED_EXPONENT_MAX, stored_bounds
 from tasks.programs.program import Call, Computation, Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["check_bounds", "check_computation", "integer_range", "store_limit"]
+__all__ = ["check_bounds", "check_computation", "integer_ranges", "store_limit"]
 
+_EXPONENTS_CHECKED: Final = frozenset({"quantise", "row_sum", "contract"})
 _BYTE_MAX: Final = 255
 _INT16_MAX: Final = (1 << 15) - 1
 _INT32_MAX: Final = (1 << 31) - 1
@@ -38,29 +39,39 @@ def check_computation(computation: Computation) -> tuple[Bounds, ...]:
     return _bounds(computation, [_type_bounds(source.type) for source in computation.sources])
 
 
-def integer_range(program: Program | Computation, source: Source) -> Integers | None:
-    """Return between what the integers of a source lie, as the calls that read it say; None if none says."""
-    readers = {program.sources.index(source)}
-    found: Integers | None = None
+def integer_ranges(program: Program | Computation) -> dict[int, Integers]:
+    """Return between what the integers of each source lie, by number, where the calls that read it say so."""
+    readers = {number: number for number in range(len(program.sources))}
+    found: dict[int, Integers] = {}
     for number, call in enumerate(program.calls, len(program.sources)):
-        if call.inputs and call.inputs[0] in readers:
-            if call.operator == "gather":
-                readers.add(number)
-            elif call.operator == "load_integers":
-                low, high = call.attributes
-                found = Integers(max(low, found.low), min(high, found.high)) if found else Integers(low, high)
+        source = readers.get(call.inputs[0]) if call.inputs else None
+        if source is None:
+            continue
+        if call.operator == "gather":
+            readers[number] = source
+        elif call.operator == "load_integers":
+            low, high = call.attributes
+            other = found.get(source, Integers(low, high))
+            found[source] = Integers(max(low, other.low), min(high, other.high))
     return found
 
 
 def _bounds(program: Program | Computation, found: list[Bounds]) -> tuple[Bounds, ...]:
     types = program.types
+    known: dict[tuple[object, ...], Bounds] = {}  # layers have the same calls, between the same bounds
     for number, call in enumerate(program.calls, len(found)):
-        _check_exponents(program, call)
-        operator, kinds = program.operators[call.operator], [types[at] for at in call.inputs]
-        try:
-            found.append(operator.bounds([found[at] for at in call.inputs], kinds, call.attributes))
-        except ProgramInvalid as error:
-            raise ProgramInvalid(f"tensor {number}, {call.operator}: {error}") from None
+        if call.operator in _EXPONENTS_CHECKED:
+            _check_exponents(program, call)
+        kinds, bounds = [types[at] for at in call.inputs], [found[at] for at in call.inputs]
+        key = (call.operator, call.attributes, *kinds, *bounds)
+        one = known.get(key)
+        if one is None:
+            try:
+                one = program.operators[call.operator].bounds(bounds, kinds, call.attributes)
+            except ProgramInvalid as error:
+                raise ProgramInvalid(f"tensor {number}, {call.operator}: {error}") from None
+            known[key] = one
+        found.append(one)
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from tasks.programs.tensors import DIMENSION_MAX
 
 __all__ = [
     "Divergence",
-    "diverged_places",
+    "diverged_place",
     "diverged_root",
     "divergence_from_value",
     "divergence_to_value",
@@ -53,13 +53,15 @@ def extend_diverged(work_digest: bytes, results_root: bytes) -> bytes:
     return digest(b"work-diverged", encode([work_digest, results_root]))
 
 
-def diverged_places(program: Program, store: int) -> tuple[Place, ...]:
-    """Return where the root of each tensor before ``store`` stands, by number.
+def diverged_place(program: Program, store: int, tensor: int) -> Place:
+    """Return where the root of a tensor before ``store`` stands. Raises IndexError for another tensor.
 
     Sources stand where they always do. All results stand in the trace, whatever the program makes of them.
     """
+    if not 0 <= tensor < store:
+        raise IndexError(tensor)
     count = len(program.sources)
-    return (*program.places[:count], *(Place(PlaceKind.TRACE, at) for at in range(store - count)))
+    return program.places[tensor] if tensor < count else Place(PlaceKind.TRACE, tensor - count)
 
 
 def is_store(program: Program, tensor: int, row: int, column: int) -> bool:

@@ -12,8 +12,9 @@ its rows go into the columns of the gradient before that is quantised, so a weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from tasks.programs.adamw import STATE_GROUPS, Rates, adamw
@@ -39,11 +40,15 @@ __all__ = [
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
+    "Mark",
+    "Marked",
     "Needs",
+    "Part",
     "adapter_tensors",
     "check_rates",
     "finetune_program",
     "layer_tensors",
+    "marked_program",
     "row_tensors",
     "state_tensors",
 ]
@@ -170,14 +175,53 @@ def finetune_program(shape: FinetuneShape, rates: FinetuneRates, *, checks_bound
 
     Without ``checks_bounds`` the caller knows that no number can leave the exact range (``check_finetune``).
     """
+    program = marked_program(shape, rates).program
+    if checks_bounds:
+        check_bounds(program)
+    return program
+
+
+class Mark(NamedTuple):
+    """From this call on a program does one part of a step for one layer; ``layer`` is -1 outside of layers."""
+
+    part: Part
+    layer: int
+    call: int
+
+
+class Marked(NamedTuple):
+    """A program, and where its parts begin, in order."""
+
+    program: Program
+    marks: Sequence[Mark]
+
+
+def marked_program(shape: FinetuneShape, rates: FinetuneRates) -> Marked:
+    """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
     check_rates(shape, rates)
     sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in row_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
-    program = _Step(shape, rates, Builder(sources)).program()
-    if checks_bounds:
-        check_bounds(program)
-    return program
+    step = _Step(shape, rates, Builder(sources))
+    return Marked(step.program(), step.marks)
+
+
+class Part(IntEnum):
+    """Parts of a step in the order of their calls; many do one layer after another."""
+
+    START = 1
+    FORWARD = 2
+    HEAD = 3
+    BACKWARD = 4
+    """From the highest layer to the lowest."""
+    GRADIENTS = 5
+    PROBE = 6
+    SQUARES = 7
+    SUMS = 8
+    FACTOR = 9
+    CLIPPED = 10
+    RATE = 11
+    UPDATES = 12
 
 
 @dataclass(frozen=True)
@@ -206,6 +250,7 @@ class _Step(Layers):
         self._job, self._rates = shape, rates
         self._scale = build.constant(shape.alpha / shape.rank)
         self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
+        self.marks = [Mark(Part.START, -1, 0)]
         self._taken: dict[str, tuple[int, int]] = {}
         self._gradients: dict[str, int] = {}
 
@@ -215,16 +260,31 @@ class _Step(Layers):
         stream = self.embedded(self._column(ROW_TOKENS, job.length, job.model.vocabulary - 1))
         layers: list[Layer] = []
         for number in range(job.model.layers):
+            self._mark(Part.FORWARD, number)
             layers.append(self.layer(stream, number))
             stream = layers[-1].stream
+        self._mark(Part.HEAD)
         loss, gradient = self._head(stream)
         for number in range(job.model.layers - 1, -1, -1):
+            self._mark(Part.BACKWARD, number)
             gradient = self._through_layer(layers[number], number, gradient)
         names = list(adapter_tensors(job))
-        gradients = {name: self._kept(self._gradients[name]) for name in names}
+        gradients = {name: self._kept(self._gradients[name]) for name in self._marked(Part.GRADIENTS, names)}
+        self._mark(Part.PROBE)
         # It takes the whole way back. At the first step B is zero, and with it the gradient of A.
         probe = build.call("store", gradients[names[1]], attributes=(GRADIENT_LIMIT,))
         return build.program(self._updated(self._clipped(gradients)), probe, loss)
+
+    def _mark(self, part: Part, layer: int = -1) -> None:
+        self.marks.append(Mark(part, layer, self.build.calls))
+
+    def _marked(self, part: Part, names: Sequence[str]) -> Iterator[str]:
+        """Yield names of trained matrices; mark where those of a layer begin."""
+        each = 2 * len(self._job.targets)
+        for at, name in enumerate(names):
+            if at % each == 0:
+                self._mark(part, at // each)
+            yield name
 
     def _state(self, name: str) -> int:
         return self.build.call("load", self.source(name, SourceKind.STATE))
@@ -383,19 +443,26 @@ class _Step(Layers):
         build, most = self.build, self._rates.clip_nano / NANO
         if not most:
             return dict(gradients)
-        squares = [
-            build.row_sum(self._transposed(build.row_sum(build.call("multiply", one, one))))
-            for one in gradients.values()
-        ]
-        norm, bound = build.call("square_root", self._sum(squares)), build.constant(most)
+        names, squares = list(gradients), list[int]()
+        for name in self._marked(Part.SQUARES, names):
+            square = build.call("multiply", gradients[name], gradients[name])
+            squares.append(build.row_sum(self._transposed(build.row_sum(square))))
+        total = squares[0]
+        for at, _ in enumerate(self._marked(Part.SUMS, names)):
+            total = build.call("add", total, squares[at]) if at else total
+        self._mark(Part.FACTOR)
+        norm, bound = build.call("square_root", total), build.constant(most)
         larger = build.call("select", build.call("subtract", norm, bound), norm, bound)
         factor = build.call("divide", bound, build.call("add", larger, build.constant(NOTHING)))
-        return {name: build.call("multiply", one, factor) for name, one in gradients.items()}
+        return {
+            name: build.call("multiply", gradients[name], factor) for name in self._marked(Part.CLIPPED, names)
+        }
 
     def _updated(self, gradients: Mapping[str, int]) -> dict[str, int]:
         """Return what AdamW stores."""
         build, rates = self.build, self._rates
         decay, stores = rates.adamw.weight_decay_nano / NANO, dict[str, int]()
+        self._mark(Part.RATE)
         rate = build.call("learning_rate", attributes=(
             rates.adamw.learning_rate_nano, SCHEDULES.index(rates.schedule), rates.warmup_steps, rates.total_steps,
         ))  # fmt: skip
@@ -403,15 +470,9 @@ class _Step(Layers):
         def keep() -> int:
             return build.call("subtract", self.one, build.call("multiply", rate, build.constant(decay)))
 
-        for name, gradient in gradients.items():
+        for name in self._marked(Part.UPDATES, list(gradients)):
             stores |= adamw(
-                build,
-                rates.adamw,
-                name,
-                gradient,
-                self._state,
-                lambda: rate,
-                keep if decay else None,
+                build, rates.adamw, name, gradients[name], self._state, lambda: rate, keep if decay else None,
                 ADAPTER_LIMIT,
-            )
+            )  # fmt: skip
         return stores

@@ -6,7 +6,7 @@ job's specification, so it is the same on every machine; its hash stands in what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -56,22 +56,34 @@ def types_of(
 ) -> tuple[TensorType, ...]:
     """Return the type of each tensor, by number. Raises ProgramInvalid."""
     types = [source.type.check() for source in sources]
-    for number, call in enumerate(calls, len(types)):
-        operator = operators.get(call.operator)
-        if operator is None:
-            raise ProgramInvalid(f"there is no operator {call.operator[:40]}")
-        if not all(0 <= at < number for at in call.inputs):
+    known: dict[tuple[object, ...], TensorType] = {}  # layers have the same calls, on tensors of the same types
+    for number, (name, inputs, attributes) in enumerate(calls, len(types)):
+        if inputs and (min(inputs) < 0 or max(inputs) >= number):
             raise ProgramInvalid(f"call {number} reads a tensor that does not exist yet")
-        types.append(operator.shape([types[at] for at in call.inputs], call.attributes).check())
+        kinds = [types[at] for at in inputs]
+        key = (name, attributes, *kinds)
+        found = known.get(key)
+        if found is None:
+            operator = operators.get(name)
+            if operator is None:
+                raise ProgramInvalid(f"there is no operator {name[:40]}")
+            found = known[key] = operator.shape(kinds, attributes).check()
+        types.append(found)
     return tuple(types)
 
 
 def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]) -> int:
     """Return the work units of ``calls``, given the types of all tensors."""
-    return sum(
-        operators[call.operator].units([types[at] for at in call.inputs], types[number], call.attributes)
-        for number, call in enumerate(calls, len(types) - len(calls))
-    )
+    return sum(call_units(types, calls, operators))
+
+
+def call_units(
+    types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]
+) -> Iterator[int]:
+    """Yield the work units of each of ``calls``, given the types of all tensors."""
+    for number, call in enumerate(calls, len(types) - len(calls)):
+        kinds = [types[at] for at in call.inputs]
+        yield operators[call.operator].units(kinds, types[number], call.attributes)
 
 
 def _call_of(sources: Sequence[Source], calls: Sequence[Call], tensor: int) -> Call | None:
@@ -147,8 +159,8 @@ class Program:
     Raises ProgramInvalid.
     """
 
-    sources: tuple[Source, ...]
-    calls: tuple[Call, ...]
+    sources: Sequence[Source]
+    calls: Sequence[Call]
     stores: Mapping[str, int]
     probe: int
     loss: int
@@ -167,7 +179,7 @@ class Program:
             raise ProgramInvalid("two sources have one name")
 
     @cached_property
-    def types(self) -> tuple[TensorType, ...]:
+    def types(self) -> Sequence[TensorType]:
         """Type of each tensor, by number. Raises ProgramInvalid."""
         return types_of(self.sources, self.calls, self.operators)
 
@@ -181,9 +193,9 @@ class Program:
         return _call_of(self.sources, self.calls, tensor)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> Sequence[Place]:
         """Where the root of each tensor stands, by number."""
-        stored = {number: at for at, (_, number) in enumerate(sorted(self.stores.items()))}
+        stored = {number: at for at, (_, number) in enumerate(self.stored)}
         given = {kind: {key: at for at, key in enumerate(sorted(self._keys(kind)))} for kind in SourceKind}
         places: list[Place] = []
         traced = 0
@@ -204,7 +216,25 @@ class Program:
         return [source.key for source in self.sources if source.kind == kind]
 
     @cached_property
-    def traced(self) -> tuple[int, ...]:
+    def stored(self) -> Sequence[tuple[str, int]]:
+        """Names and numbers of the stores in the order of their names: that of the leaves of a state."""
+        return tuple(sorted(self.stores.items()))
+
+    def count(self, kind: SourceKind) -> int:
+        """Return how many sources of a kind there are: so many leaves has the tree over them."""
+        return self._counts[kind]
+
+    @cached_property
+    def _counts(self) -> Mapping[SourceKind, int]:
+        return {kind: sum(source.kind == kind for source in self.sources) for kind in SourceKind}
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(kind.size_bytes for kind in self.types)
+
+    @cached_property
+    def traced(self) -> Sequence[int]:
         """Numbers of the tensors whose roots make the trace, in order."""
         return tuple(number for number, place in enumerate(self.places) if place.kind == PlaceKind.TRACE)
 
@@ -217,7 +247,7 @@ class Program:
                 _VERSION,
                 [[int(source.kind), source.key, [int(part) for part in source.type]] for source in self.sources],
                 [[call.operator, list(call.inputs), list(call.attributes)] for call in self.calls],
-                [[name, self.stores[name]] for name in sorted(self.stores)],
+                [[name, number] for name, number in self.stored],
                 self.probe,
                 self.loss,
             ]),

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from state.primitives.merkle import merkle_root
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Integers
-from tasks.programs.checks import integer_range, store_limit
+from tasks.programs.checks import integer_ranges, store_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
 from tasks.programs.operators.storage import (
@@ -135,7 +135,8 @@ class Runner:
     def __init__(self, program: Program, arrays: Arrays) -> None:
         self._program, self._arrays = program, arrays
         kept = {*range(len(program.sources)), *program.stores.values(), program.probe, program.loss}
-        self._jobs = _jobs(len(program.sources), program.calls, program.operators, kept)
+        self._ranges = integer_ranges(program)
+        self._jobs = _jobs(len(program.sources), tuple(program.calls), program.operators, kept)
 
     def sources(
         self, state: Mapping[str, Array], data: Mapping[str, Array], model: Mapping[str, Array] = _NOTHING
@@ -147,18 +148,16 @@ class Runner:
     def load(self, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:
         """Return the sources of one kind on the engine, given their contents. Raises SourceInvalid."""
         program, found = self._program, dict[str, Array]()
-        for source in program.sources:
+        for number, source in enumerate(program.sources):
             if source.kind == kind:
                 if source.key not in contents:
                     raise SourceInvalid(f"there is no {source.key}")
                 stored = kind == SourceKind.STATE and not source.type.element.is_integer
-                number = program.stores.get(source.key) if stored else None
-                limit = STORED_EXPONENT_MAX if number is None else store_limit(program, number)
-                allowed = integer_range(program, source)
+                store = program.stores.get(source.key) if stored else None
+                limit = STORED_EXPONENT_MAX if store is None else store_limit(program, store)
+                content, allowed = contents[source.key], self._ranges.get(number)
                 try:
-                    found[source.key] = load_tensor(
-                        self._arrays, source.type, contents[source.key], limit, allowed
-                    )
+                    found[source.key] = load_tensor(self._arrays, source.type, content, limit, allowed)
                 except SourceInvalid as error:
                     raise SourceInvalid(f"{source.key}: {error}") from None
         return found
