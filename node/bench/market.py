@@ -7,7 +7,7 @@ from pathlib import Path
 from time import process_time
 from typing import Final
 
-from node.bench.market_blocks import Blocks
+from node.bench.market_programs import ProgramBlocks
 from node.bench.market_shares import figures as shares
 from node.bench.market_state import Disk
 from state.transition.runtime import Execution
@@ -18,7 +18,7 @@ __all__ = ["run"]
 BLOCKS: Final = (
     "payments", "heartbeats", "suspensions", "registrations", "updates", "creations", "proofs", "seals", "reveals",
     "openings", "moves", "receipts", "deadlines", "call", "scarce_call", "hopeless_call", "shared_call",
-    "everything", "everything_called",
+    "everything", "everything_called", "tuned_creations", "tuned_moves", "tuned_claims", "tuned_proofs",
 )  # fmt: skip
 """Hostile blocks; the worst of them is the figure."""
 
@@ -37,7 +37,7 @@ def run(*, tasks: int = 100_000, machines: int = 10_000, repeats: int = 3) -> di
         disk = Disk(Path(name))
         try:
             begun_s = process_time()
-            blocks = Blocks(disk, tasks, machines)
+            blocks = ProgramBlocks(disk, tasks, machines)
             figures: dict[str, float] = {
                 "tasks": tasks, "machines": machines, "fill_s": round(process_time() - begun_s, 1),
             }  # fmt: skip

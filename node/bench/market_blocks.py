@@ -46,8 +46,9 @@ from state.view import Overlay, Reader
 from state.view.accounts import balance_of, credit, debit
 from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.commitments import StepRecord
-from tasks.dispute.moves import ShowRecords, encode_move
-from tasks.engines import plan
+from tasks.dispute.moves import Move, ShowRecords, encode_move
+from tasks.engines import plan, tuning_plan
+from tasks.kinds import finetune
 from tasks.ledger import registry
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import owe
@@ -90,7 +91,7 @@ from tasks.proofs import (
 )
 from tasks.spec import JobSpec, Model, encode_spec
 
-__all__ = ["Blocks", "HostileBlock"]
+__all__ = ["Blocks", "HostileBlock", "forget", "sent"]
 
 GAS_LIMIT: Final = 300_000_000
 _RATE: Final = 1 << 28
@@ -104,6 +105,19 @@ _LONG: Final = 100
 _BATCH: Final = 50_000
 Fill = Callable[[Overlay], None]
 Body = tuple[tuple[SecretKey, int, list[Value]], ...]
+
+
+def forget() -> None:
+    """Drop what was built of jobs: those of a block are jobs that no node has seen before."""
+    plan._program.cache_clear()
+    for kept in (
+        tuning_plan._cost,
+        tuning_plan._check,
+        tuning_plan._pattern,
+        tuning_plan._program,
+        finetune._plan,
+    ):
+        kept.cache_clear()
 
 
 class HostileBlock(NamedTuple):
@@ -282,7 +296,7 @@ class Blocks:
         count = self._count(TRANSFER_KIND)
         to = [digest(b"bench-new", at.to_bytes(4, "big"))[:20] for at in range(count)]
         return HostileBlock(
-            ignore, _sent(self._cycle(count), TRANSFER_KIND, lambda at: transfer_payload(to[at], 1))
+            ignore, sent(self._cycle(count), TRANSFER_KIND, lambda at: transfer_payload(to[at], 1))
         )
 
     def heartbeats(self) -> HostileBlock:
@@ -314,7 +328,7 @@ class Blocks:
     def creations(self) -> HostileBlock:
         """Only tasks whose jobs have the largest programs; none of these is known."""
         keys = self._cycle(self._count(CREATE_TASK))
-        return HostileBlock(ignore, _sent(keys, CREATE_TASK, lambda at: [encode_spec(_large_job(at))]))
+        return HostileBlock(ignore, sent(keys, CREATE_TASK, lambda at: [encode_spec(_large_job(at))]))
 
     def proofs(self) -> HostileBlock:
         """Only proofs of windows, each of another task."""
@@ -366,7 +380,7 @@ class Blocks:
         ids = fill(Overlay(self.disk))
         return HostileBlock(
             lambda state: ignore(fill(state)),
-            _sent(self._cycle(count), SEAL_VERDICT, lambda at: [ids[at], 0, b"v" * 32]),
+            sent(self._cycle(count), SEAL_VERDICT, lambda at: [ids[at], 0, b"v" * 32]),
         )
 
     def reveals(self) -> HostileBlock:
@@ -379,22 +393,24 @@ class Blocks:
         values = findings_to_value(found)
         return HostileBlock(
             lambda state: ignore(fill(state)),
-            _sent(self._cycle(count), REVEAL_VERDICT, lambda at: [ids[at], 0, values, SALT]),
+            sent(self._cycle(count), REVEAL_VERDICT, lambda at: [ids[at], 0, values, SALT]),
         )
 
     def moves(self) -> HostileBlock:
         """Only first moves of disputes, each about a job with a large program that is not known."""
-        count = self._count(MOVE)
         records = tuple(StepRecord(bytes([at]) * 32, bytes([at]) * 32, at) for at in range(15))
-        data = encode_move(ShowRecords(records))
-        keys = self._cycle(count)
+        return self.first_moves(_large_job, ShowRecords(records), WORK)
+
+    def first_moves(self, job_at: Callable[[int], JobSpec], move: Move, work: bytes) -> HostileBlock:
+        """Only first moves of disputes, each about another job; ``work`` is what its worker committed to."""
+        data, keys = encode_move(move), self._cycle(self._count(MOVE))
         ids: list[bytes] = []
 
         def fill(state: Overlay) -> None:
             market = MarketState(state, context_of(NOW_MS - 1, self.runtime), self.parameters)
             ids.clear()
             for at, key in enumerate(keys):
-                job = _large_job(at)
+                job = job_at(at)
                 challenger = self.keys[(at + 1) % len(self.keys)].address
                 case = market.task(
                     2 * self.tasks + at, job, self.requester.address, phase=Phase.RUNNING, reason=Reason.STARTED,
@@ -407,14 +423,14 @@ class Blocks:
                 window = window._replace(phase=WindowPhase.DISPUTED, deadline_ms=0)
                 case.begin_window(window)
                 first = leaves[0]
-                opened = Opened(0, first.state_root_before, first.state_root_after, WORK, 0)
+                opened = Opened(0, first.state_root_before, first.state_root_after, work, 0)
                 root = b"x" * 32, b"y" * 32, 1
                 begin_dispute(case, window, Challenger.VERIFIER, challenger, 0, root, opened)
                 case.save()
                 ids.append(case.record.id)
 
         fill(Overlay(self.disk))
-        return HostileBlock(fill, _sent(keys, MOVE, lambda at: [ids[at], 0, 0, 0, data]))
+        return HostileBlock(fill, sent(keys, MOVE, lambda at: [ids[at], 0, 0, 0, data]))
 
     def receipts(self) -> HostileBlock:
         """Only receipts of custodians, each the last one of its output."""
@@ -443,7 +459,7 @@ class Blocks:
                 ids.append(task)
 
         fill(Overlay(self.disk))
-        return HostileBlock(fill, _sent(keys, TAKE_CUSTODY, lambda at: [ids[at], 0, bond]))
+        return HostileBlock(fill, sent(keys, TAKE_CUSTODY, lambda at: [ids[at], 0, bond]))
 
     def execute(self, block: HostileBlock, repeats: int) -> tuple[float, Execution]:
         """Return the median time of ``repeats`` executions in milliseconds, and what one of them did."""
@@ -452,7 +468,7 @@ class Blocks:
         for _ in range(repeats):
             parent: Overlay = Overlay(self.disk)
             block.fill(parent)
-            plan._program.cache_clear()  # programs of jobs that no node has seen before
+            forget()
             checked = [self.runtime.check(transaction) for transaction in self._signed(parent, block)]
             given = BlockInput(HEIGHT, 0, HEIGHT, 0, NOW_MS, self.runtime.base_fee(parent), proof)
             gc.collect()
@@ -478,7 +494,7 @@ class Blocks:
             yield transaction
 
 
-def _sent(keys: Sequence[SecretKey], kind: int, payload_of: Callable[[int], list[Value]]) -> Body:
+def sent(keys: Sequence[SecretKey], kind: int, payload_of: Callable[[int], list[Value]]) -> Body:
     """Return one transaction of each sender."""
     return tuple((key, kind, payload_of(at)) for at, key in enumerate(keys))
 

@@ -28,10 +28,12 @@ __all__ = [
     "leaf_evidence_to_value",
     "plain_chunk_from_value",
     "plain_chunk_to_value",
+    "state_size",
 ]
 
 TENSORS_MAX: Final = 1 << 16
 _VERSION: Final = 1
+_HEAD_ONE_BYTE: Final = 24
 _BYTES_TYPE: Final = 0x40
 """Major type of byte strings in the head of an item (RFC 8949)."""
 
@@ -70,16 +72,36 @@ class StateLayout:
         """Bytes that are the same in every such state, with their offsets."""
         self.tensors: list[_Tensor] = []
         head = encode([_VERSION, step, []])[:-1] + encode([None] * len(types))[: -len(types)]
+        heads: dict[TensorType, tuple[bytes, int]] = {}
         at = 0
         for name, kind in types.items():
-            head += encode([name, None])[:-1] + _bytes_head(kind.size_bytes)
+            if kind not in heads:
+                heads[kind] = _bytes_head(kind.size_bytes), kind.size_bytes
+            content, size = heads[kind]
+            head += encode([name, None])[:-1] + content
             self.fixed.append((at, head))
             at += len(head)
             self.tensors.append(_Tensor(name, kind, at))
-            at += kind.size_bytes
+            at += size
             head = b""
         self.size = at
         """Bytes of the encoding."""
+
+
+def state_size(plan: StatePlan, step: int) -> int:
+    """Return the bytes of the encoding of a state after ``step`` steps."""
+    count = size = 0
+    for times, name, kind in plan.alike():
+        count += times
+        size += times * (1 + _head_size(len(name)) + len(name) + _head_size(kind.size_bytes) + kind.size_bytes)
+    return len(encode([_VERSION, step, []])) - 1 + _head_size(count) + size
+
+
+def _head_size(number: int) -> int:
+    """Return the bytes of the head of an item of that length (RFC 8949)."""
+    if number < _HEAD_ONE_BYTE:
+        return 1
+    return 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5 if number < 1 << 32 else 9
 
 
 def _bytes_head(size: int) -> bytes:

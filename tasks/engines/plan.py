@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -167,3 +168,7 @@ class TrainingPlan:
                 types[f"{group}/{index}/bias"] = TensorType(ElementType.BINARY32, 1, outputs)
                 types[f"{group}/{index}/weight"] = TensorType(ElementType.BINARY32, outputs, inputs)
         return types
+
+    def alike(self) -> Iterator[tuple[int, str, TensorType]]:
+        """See StatePlan."""
+        return ((1, name, kind) for name, kind in self.tensors().items())

@@ -5,7 +5,7 @@ No NumPy here: whoever only stores, sends or checks a state against its root nee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,6 +33,12 @@ class StatePlan(Protocol):
 
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
+
+    def alike(self) -> Iterable[tuple[int, str, TensorType]]:
+        """Yield tensors that stand for others of the same type with a name as long, and for how many each stands.
+
+        The size of a state's encoding follows from these few.
+        """
 
 
 @dataclass(frozen=True)

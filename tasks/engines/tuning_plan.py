@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.programs.adamw import STATE_GROUPS
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import (
     FinetuneRates,
     FinetuneShape,
     check_rates,
     finetune_program,
+    layer_adapters,
     layer_tensors,
     row_tensors,
     state_tensors,
 )
-from tasks.programs.finetune_units import check_finetune, finetune_cost
+from tasks.programs.finetune_units import Cost, check_finetune, finetune_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.program import Program
@@ -32,10 +35,17 @@ ROWS_BYTES_MAX: Final = DATASET_BYTES_MAX
 """Tensors of the rows."""
 PROGRAMS_HELD_MAX: Final = 16
 """Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 2 MB each."""
+COSTS_HELD_MAX: Final = 4_096
+"""Shapes whose work units are known: every proof of a window asks for them."""
 CHECKS_HELD_MAX: Final = 256
 """Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
+
+
+@lru_cache(maxsize=COSTS_HELD_MAX)
+def _cost(shape: FinetuneShape, rates: FinetuneRates) -> Cost:
+    return finetune_cost(shape, rates)
 
 
 @lru_cache(maxsize=CHECKS_HELD_MAX)
@@ -95,9 +105,9 @@ class TuningPlan:
         except ProgramInvalid as error:
             raise UnsupportedJob(str(error)) from None
 
-    @cached_property
-    def _cost(self) -> tuple[int, int]:
-        return finetune_cost(self.shape, self.rates)
+    @property
+    def _cost(self) -> Cost:
+        return _cost(self.shape, self.rates)
 
     @property
     def step_units(self) -> int:
@@ -123,3 +133,13 @@ class TuningPlan:
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
         return state_tensors(self.shape)
+
+    def alike(self) -> Iterator[tuple[int, str, TensorType]]:
+        """See StatePlan: layers whose numbers have as many digits."""
+        layers, first, kinds = self.shape.model.layers, 0, layer_adapters(self.shape)
+        while first < layers:
+            after = min(layers, max(10, 10 * first))
+            for group in STATE_GROUPS:
+                for name, kind in kinds.items():
+                    yield after - first, f"{group}/layer/{first}/{name}", kind
+            first = after

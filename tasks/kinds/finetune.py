@@ -14,8 +14,9 @@ from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape, row_tensors
-from tasks.programs.llama_shape import LlamaShape, weight_tensors
-from tasks.programs.program import SourceKind
+from tasks.programs.lazy import LazyMapping
+from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.program import CALLS_MAX, SourceKind
 
 __all__ = [
     "FINETUNE_FIELDS",
@@ -32,9 +33,9 @@ __all__ = [
 
 KIND_FINETUNE: Final = "finetune"
 MODEL_LLAMA: Final = "llama"
-STEP_CALLS_MAX: Final = 1_792
-"""Calls of a step. To check it for a new task takes every validator 15 ms, to build it for a move 8 ms. Both
-transactions weigh what a classifier's do."""
+STEP_CALLS_MAX: Final = CALLS_MAX
+"""Calls of a step. What validators do for a new task or a move does not grow with it (``tasks/programs/layered``).
+A machine that runs the step holds a call in half a kilobyte."""
 PLANS_HELD_MAX: Final = 256
 """Plans kept in memory."""
 
@@ -139,13 +140,12 @@ class FinetunePart(NamedTuple):
 
     def inputs(self) -> tuple[Input, ...]:
         """Return the blobs that a job starts from: its rows, and the frozen model."""
-        rows, weights = row_tensors(self._shape), weight_tensors(self._shape.model)
-        return tuple(
-            Input(kind, named.blob, named.root, tensors, sum(each.size_bytes for each in tensors.values()))
-            for kind, named, tensors in (
-                (SourceKind.DATA, self.dataset, rows), (SourceKind.MODEL, self.model, weights),
-            )
-        )  # fmt: skip
+        rows, model = row_tensors(self._shape), self.model.shape
+        size, weights = sum(kind.size_bytes for kind in rows.values()), LazyMapping(lambda: weight_tensors(model))
+        return (
+            Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size),
+            Input(SourceKind.MODEL, self.model.blob, self.model.root, weights, model_bytes(model)),
+        )
 
     @property
     def _shape(self) -> FinetuneShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from tasks.programs.program import Program, SourceKind
@@ -61,3 +61,6 @@ class JobPlan(Protocol):
 
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
+
+    def alike(self) -> Iterable[tuple[int, str, TensorType]]:
+        """Yield tensors that stand for others of the same type with a name as long, and for how many."""

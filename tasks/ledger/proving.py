@@ -19,8 +19,8 @@ from tasks.proofs import WindowProof
 
 __all__ = ["CLAIM_DIVERGED_GAS", "claim_diverged", "submit_window"]
 
-CLAIM_DIVERGED_GAS = 4_000_000
-"""Weight of a claim: that of a proof, and the program of a job that is not in memory."""
+CLAIM_DIVERGED_GAS = 8_000_000
+"""Weight of a claim: that of a proof, and the program of a job that is not in memory, as of a move."""
 
 
 def submit_window(case: Case, proof: WindowProof) -> None:

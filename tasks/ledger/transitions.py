@@ -729,7 +729,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(HEARTBEAT, "heartbeat", 60_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
         # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
-        Rule(CREATE_TASK, "create_task", 7_200_000, _decode_create, market.budget, market.create),
+        Rule(CREATE_TASK, "create_task", 8_000_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 300_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
         Rule(START_TASK, "start_task", 110_000, _decode_start, _free, market.start),

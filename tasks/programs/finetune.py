@@ -47,6 +47,7 @@ __all__ = [
     "adapter_tensors",
     "check_rates",
     "finetune_program",
+    "layer_adapters",
     "layer_tensors",
     "marked_program",
     "row_tensors",
@@ -147,15 +148,16 @@ def layer_tensors(shape: FinetuneShape) -> list[TensorType]:
     return found
 
 
+def layer_adapters(shape: FinetuneShape) -> dict[str, TensorType]:
+    """Return name, within its layer, and type of a layer's trained matrices."""
+    names = [f"{target}/{matrix}" for target in shape.targets for matrix in ("a", "b")]
+    return dict(zip(names, layer_tensors(shape), strict=True))
+
+
 def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     """Return name and type of every trained matrix."""
-    kinds = layer_tensors(shape)
-    names = [f"{target}/{matrix}" for target in shape.targets for matrix in ("a", "b")]
-    return {
-        f"layer/{layer}/{name}": kind
-        for layer in range(shape.model.layers)
-        for name, kind in zip(names, kinds, strict=True)
-    }
+    kinds = layer_adapters(shape)
+    return {f"layer/{layer}/{name}": kind for layer in range(shape.model.layers) for name, kind in kinds.items()}
 
 
 def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:

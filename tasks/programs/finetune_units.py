@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from tasks.programs.errors import ProgramInvalid
@@ -43,9 +44,9 @@ class Cost(NamedTuple):
 def finetune_cost(shape: FinetuneShape, rates: FinetuneRates) -> Cost:
     """Return units and calls of ``finetune_program(shape, rates)``."""
     model, step = shape.model, _Tally(shape)
-    above = step.forward().plus(step.backward(Needs(True, shape.targets)), step.updates(rates))
-    lowest = step.forward().plus(step.backward(Needs(False, shape.targets)), step.updates(rates))
-    return step.once(rates).plus(above.times(model.layers - 1), lowest).cost
+    each = step.forward().plus(step.updates(rates)).times(model.layers)
+    above = step.backward(Needs(True, shape.targets)).times(model.layers - 1)
+    return step.once(rates).plus(each, above, step.backward(Needs(False, shape.targets))).cost
 
 
 def check_finetune(shape: FinetuneShape, rates: FinetuneRates) -> None:
@@ -54,18 +55,29 @@ def check_finetune(shape: FinetuneShape, rates: FinetuneRates) -> None:
     It builds a program of CHECKED_LAYERS layers at most.
     """
     check_rates(shape, rates)
-    calls = finetune_cost(shape, rates).calls
+    calls = finetune_cost(shape, rates).calls if shape.model.layers > CHECKED_LAYERS else 0
     if calls > CALLS_MAX:
         raise ProgramInvalid(f"{calls} calls, at most {CALLS_MAX} are allowed")
     layers = min(shape.model.layers, CHECKED_LAYERS)
     finetune_program(replace(shape, model=replace(shape.model, layers=layers)), rates)
 
 
+@cache
+def _together(names: tuple[str, ...]) -> tuple[int, int]:
+    """Return the work units of calls, and of an element of all their results. This module names what is kept."""
+    return sum(UNITS[name].call for name in names), sum(UNITS[name].element for name in names)
+
+
 class _Sum:
     """A growing sum of calls."""
 
     def __init__(self, units: int = 0, calls: int = 0) -> None:
-        self.cost = Cost(units, calls)
+        self._units, self._calls = units, calls
+
+    @property
+    def cost(self) -> Cost:
+        """What was counted."""
+        return Cost(self._units, self._calls)
 
     def plus(self, *others: _Sum) -> _Sum:
         """Return the sum of some."""
@@ -74,16 +86,18 @@ class _Sum:
 
     def times(self, count: int) -> _Sum:
         """Return it so many times."""
-        return _Sum(self.cost.units * count, self.cost.calls * count)
+        return _Sum(self._units * count, self._calls * count)
 
     def add(self, units: int, calls: int = 1) -> None:
         """Count calls."""
-        self.cost = Cost(self.cost.units + units, self.cost.calls + calls)
+        self._units += units
+        self._calls += calls
 
     def each(self, elements: int, *names: str) -> None:
         """Count calls of operators without terms whose results have so many elements."""
-        for name in names:
-            self.add(UNITS[name].call + UNITS[name].element * elements)
+        call, element = _together(names)
+        self._units += call + element * elements
+        self._calls += len(names)
 
     def fold(self, name: str, rows: int, values: int) -> None:
         """Count a call with one element a row that reads ``values``."""

@@ -24,7 +24,17 @@ from typing import Final, NamedTuple
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape, Mark, Marked, Part, marked_program
 from tasks.programs.lazy import LazyMapping, LazySequence
-from tasks.programs.program import CALLS_MAX, Call, Place, PlaceKind, Program, Source, SourceKind, call_units
+from tasks.programs.program import (
+    CALLS_MAX,
+    Call,
+    Place,
+    PlaceKind,
+    Program,
+    Source,
+    SourceKind,
+    call_units,
+    sizes_of,
+)
 from tasks.programs.tensors import TensorType
 
 __all__ = ["LAYERS", "LayeredProgram", "Pattern", "layered_program"]
@@ -69,29 +79,39 @@ class Pattern:
     def __init__(self, shape: FinetuneShape, rates: FinetuneRates) -> None:
         """``shape`` has any number of layers. Raises ProgramInvalid."""
         made = marked_program(replace(shape, model=replace(shape.model, layers=LAYERS)), rates)
-        self.program = made.program
-        self.runs = (*_source_runs(made.program), *_call_runs(made))
-        self.at = tuple(
-            _At(number, _layer_of(run, chunk), tensor - start)
-            for number, run in enumerate(self.runs)
-            for chunk, (start, end) in enumerate(zip(run.starts, run.starts[1:], strict=False))
-            for tensor in range(start, end)
-        )
-        assert len(self.at) == len(made.program.types)
-        kinds = [source.kind for source in made.program.sources]
-        self.state_first = kinds.index(SourceKind.STATE)
-        self.numbers = range(len(self.at) + 1)
+        program = self.program = made.program
+        self.runs = (*_source_runs(program), *_call_runs(made))
+        self._starts = tuple(run.starts[0] for run in self.runs)
+        self._at: dict[int, _At] = {}
+        self.state_first = next(at for at, one in enumerate(program.sources) if one.kind == SourceKind.STATE)
+        self.after = {number: at for at, (_, number) in enumerate(program.stored)}
+        """Places of the stores in the state after the step."""
+        self.numbers = range(len(program.types) + 1)
         """For each number how many tensors stand before it."""
+
+    def at(self, number: int) -> _At:
+        """Return where a tensor stands."""
+        found = self._at.get(number)
+        if found is None:
+            at = bisect_right(self._starts, number) - 1
+            run = self.runs[at]
+            chunk = bisect_right(run.starts, number) - 1
+            layer = _ONCE if not run.layered else LAYERS - 1 - chunk if run.backward else chunk
+            found = self._at[number] = _At(at, layer, number - run.starts[chunk])
+        return found
 
     @cached_property
     def untraced(self) -> tuple[int, ...]:
         """For each number how many tensors before it do not stand in the trace."""
-        return _sums(place.kind != PlaceKind.TRACE for place in self.program.places)
+        first = len(self.program.sources)
+        traced = [number not in self.after for number in range(first, len(self.program.types))]
+        traced[self.program.probe - first] = False
+        return _sums(chain(repeat(1, first), (not one for one in traced)))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """For each number the bytes of all tensors before it."""
-        return _sums(kind.size_bytes for kind in self.program.types)
+        return _sums(sizes_of(self.program.types))
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -103,12 +123,6 @@ class Pattern:
 
 def _sums(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(accumulate(values, initial=0))
-
-
-def _layer_of(run: _Run, chunk: int) -> int:
-    if not run.layered:
-        return _ONCE
-    return LAYERS - 1 - chunk if run.backward else chunk
 
 
 def _split(key: str) -> tuple[str, int, str]:
@@ -247,13 +261,13 @@ class Layout:
 
     def end(self, number: int) -> int:
         """Return the number of a tensor of the pattern, with the last layers for the last ones."""
-        at = self.pattern.at[number]
+        at = self.pattern.at(number)
         return self.number(at, at.layer if at.layer < _MIDDLE else self.layers - LAYERS + at.layer)
 
     def _read(self, reader: _Found, number: int) -> int:
         """Return the number of what a tensor reads, given what the one that it is like reads."""
-        at = self.pattern.at[number]
-        own = self.pattern.at[reader.like].layer
+        at = self.pattern.at(number)
+        own = self.pattern.at(reader.like).layer
         if own != _ONCE and self.like(reader.chunk) == _MIDDLE and 0 < at.layer < LAYERS - 1:
             return self.number(at, reader.layer + at.layer - own)  # of its layer, or of a neighbour
         return self.end(number)
@@ -287,16 +301,16 @@ class Layout:
         pattern = self.pattern
         found = self.find(self.first(pattern.state_first) + position)
         # Its name and what is stored under it stand alike, but the layers of the two runs have another order.
-        run = pattern.runs[pattern.at[found.like].run]
+        run = pattern.runs[pattern.at(found.like).run]
         layer = self.like(found.layer)
-        like = found.like + (layer - pattern.at[found.like].layer) * run.chunk - pattern.state_first
+        like = found.like + (layer - pattern.at(found.like).layer) * run.chunk - pattern.state_first
         key = self.source(self.first(pattern.state_first) + position).key
-        return key, self.number(pattern.at[pattern.program.stored[like][1]], found.layer)
+        return key, self.number(pattern.at(pattern.program.stored[like][1]), found.layer)
 
     def traced_before(self, number: int) -> int:
         """Return how many tensors before one stand in the trace."""
         found, untraced = self.find(number), self.pattern.untraced
-        at = self.pattern.at[found.like]
+        at = self.pattern.at(found.like)
         run = self.pattern.runs[at.run]
         passed = self._sum(run, found.chunk, untraced) + untraced[found.like] - untraced[found.like - at.offset]
         return number - self.untraced[at.run] - passed
@@ -308,26 +322,33 @@ class Layout:
     def place(self, number: int) -> Place:
         """Return where the root of a tensor stands."""
         pattern, found = self.pattern, self.find(number)
-        kind, position = pattern.program.places[found.like]
-        match kind:
-            case PlaceKind.TRACE:
-                return Place(kind, self.traced_before(number))
-            case PlaceKind.BEFORE:
-                return Place(kind, number - self.first(pattern.state_first))
-            case PlaceKind.AFTER:
-                source = self.number(pattern.at[pattern.state_first + position], found.layer)
-                return Place(kind, source - self.first(pattern.state_first))
-            case PlaceKind.MODEL if found.layer != _ONCE:
-                at = pattern.at[found.like]
-                return Place(kind, position + (self.ranks[found.layer] - at.layer) * pattern.runs[at.run].chunk)
-            case PlaceKind.MODEL if pattern.program.sources[found.like].key > _LAYER:
-                added = self.sources - len(pattern.program.sources) - self._added_to_state()
-                return Place(kind, position + added)
+        program, like = pattern.program, found.like
+        if like in pattern.after:
+            source = self.number(pattern.at(pattern.state_first + pattern.after[like]), found.layer)
+            return Place(PlaceKind.AFTER, source - self.first(pattern.state_first))
+        if like == program.probe:
+            return Place(PlaceKind.PROBE, 0)
+        if like >= len(program.sources):
+            return Place(PlaceKind.TRACE, self.traced_before(number))
+        kind, position = program.given[like]
+        if kind == PlaceKind.BEFORE:
+            return Place(kind, number - self.first(pattern.state_first))
+        if found.layer != _ONCE:
+            at = pattern.at(like)
+            position += (self.ranks[found.layer] - at.layer) * pattern.runs[at.run].chunk
+        elif kind == PlaceKind.MODEL and program.sources[like].key > _LAYER:
+            position += self.count(SourceKind.MODEL) - program.count(SourceKind.MODEL)
         return Place(kind, position)
 
-    def _added_to_state(self) -> int:
-        states = len(self.pattern.program.stored)
-        return states // LAYERS * (self.layers - LAYERS)
+    def count(self, kind: SourceKind) -> int:
+        """Return how many sources of a kind there are."""
+        program = self.pattern.program
+        runs = zip(self.pattern.runs, self.bases, self.bases[1:], strict=False)
+        return sum(
+            end - base
+            for run, base, end in runs
+            if run.starts[0] < len(program.sources) and program.sources[run.starts[0]].kind == kind
+        )
 
 
 def layered_program(pattern: Pattern, layers: int) -> LayeredProgram:
@@ -391,10 +412,4 @@ class LayeredProgram(Program):
 
     def count(self, kind: SourceKind) -> int:
         """See Program."""
-        layout, sources = self.layout, self.layout.pattern.program.sources
-        runs = zip(layout.pattern.runs, layout.bases, layout.bases[1:], strict=False)
-        return sum(
-            end - base
-            for run, base, end in runs
-            if run.starts[0] < len(sources) and sources[run.starts[0]].kind == kind
-        )
+        return self.layout.count(kind)

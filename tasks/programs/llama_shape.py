@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from tasks.programs.errors import ProgramInvalid
@@ -23,6 +24,8 @@ __all__ = [
 
 BITS: Final = 15
 LAYERS_MAX: Final = 256
+SIZES_HELD_MAX: Final = 4_096
+"""Shapes of models whose size is kept in memory."""
 WEIGHT_EXPONENT_MAX: Final = 20
 """Weights are below 2^21."""
 
@@ -110,6 +113,7 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
     return found
 
 
+@lru_cache(maxsize=SIZES_HELD_MAX)
 def model_bytes(shape: LlamaShape) -> int:
     """Return the bytes of all frozen tensors."""
     one, two = (_bytes(replace(shape, layers=layers)) for layers in (1, 2))

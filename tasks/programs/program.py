@@ -6,10 +6,11 @@ job's specification, so it is the same on every machine; its hash stands in what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import chain
 from typing import Final, NamedTuple
 
 from state.primitives.codec import encode
@@ -81,9 +82,24 @@ def call_units(
     types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]
 ) -> Iterator[int]:
     """Yield the work units of each of ``calls``, given the types of all tensors."""
-    for number, call in enumerate(calls, len(types) - len(calls)):
-        kinds = [types[at] for at in call.inputs]
-        yield operators[call.operator].units(kinds, types[number], call.attributes)
+    known: dict[tuple[object, ...], int] = {}
+    for number, (name, inputs, attributes) in enumerate(calls, len(types) - len(calls)):
+        kinds = [types[at] for at in inputs]
+        key = (name, attributes, *kinds)
+        units = known.get(key)
+        if units is None:
+            units = known[key] = operators[name].units(kinds, types[number], attributes)
+        yield units
+
+
+def sizes_of(types: Iterable[TensorType]) -> Iterator[int]:
+    """Yield the bytes of each tensor. There are few types, and properties of many tensors take their time."""
+    known: dict[TensorType, int] = {}
+    for kind in types:
+        size = known.get(kind)
+        if size is None:
+            size = known[kind] = kind.size_bytes
+        yield size
 
 
 def _call_of(sources: Sequence[Source], calls: Sequence[Call], tensor: int) -> Call | None:
@@ -173,7 +189,7 @@ class Program:
         outputs = [*self.stores.values(), self.probe, self.loss]
         if not all(len(self.sources) <= number < count for number in outputs) or len(set(outputs)) != len(outputs):
             raise ProgramInvalid("a state, the probe and the loss are results of different calls")
-        if not set(outputs[:-1]).isdisjoint(at for call in self.calls for at in call.inputs):
+        if not set(outputs[:-1]).isdisjoint(chain.from_iterable(call.inputs for call in self.calls)):
             raise ProgramInvalid("no call reads what makes the state after the step, nor the probe")
         if len({(source.kind, source.key) for source in self.sources}) != len(self.sources):
             raise ProgramInvalid("two sources have one name")
@@ -196,14 +212,10 @@ class Program:
     def places(self) -> Sequence[Place]:
         """Where the root of each tensor stands, by number."""
         stored = {number: at for at, (_, number) in enumerate(self.stored)}
-        given = {kind: {key: at for at, key in enumerate(sorted(self._keys(kind)))} for kind in SourceKind}
-        places: list[Place] = []
+        places: list[Place] = [*self.given]
         traced = 0
-        for number in range(len(self.types)):
-            if number < len(self.sources):
-                source = self.sources[number]
-                places.append(Place(_PLACES[source.kind], given[source.kind][source.key]))
-            elif number == self.probe:
+        for number in range(len(self.sources), len(self.types)):
+            if number == self.probe:
                 places.append(Place(PlaceKind.PROBE, 0))
             elif number in stored:
                 places.append(Place(PlaceKind.AFTER, stored[number]))
@@ -231,7 +243,14 @@ class Program:
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(kind.size_bytes for kind in self.types)
+        return sum(sizes_of(self.types))
+
+    @cached_property
+    def given(self) -> Sequence[Place]:
+        """Where the root of each source stands, by number."""
+        keys = {kind: sorted(self._keys(kind)) for kind in SourceKind}
+        ranks = {kind: {key: at for at, key in enumerate(found)} for kind, found in keys.items()}
+        return tuple(Place(_PLACES[source.kind], ranks[source.kind][source.key]) for source in self.sources)
 
     @cached_property
     def traced(self) -> Sequence[int]:

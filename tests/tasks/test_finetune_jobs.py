@@ -30,6 +30,7 @@ from tests.tasks.world import World
 ARRAYS = engine("numpy")
 SPEC, PLAN, MADE = tuned()
 PART: Any = SPEC.part
+UNCLIPPED = PART.rates._replace(clip_nano=0)
 
 
 def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
@@ -109,7 +110,7 @@ def test_a_specification_with_another_number_of_fields_is_refused() -> None:
 
 def test_a_step_of_too_many_calls_is_refused_with_their_number() -> None:
     with pytest.raises(DecodeError, match=f"calls, at most {STEP_CALLS_MAX}"):
-        decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=4))))
+        decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=200), rates=UNCLIPPED)))
 
 
 def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_program() -> None:

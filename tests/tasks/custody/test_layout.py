@@ -22,8 +22,13 @@ from tasks.custody.layout import (
     leaf_evidence_to_value,
     plain_chunk_from_value,
     plain_chunk_to_value,
+    state_size,
 )
 from tasks.engines.state import TrainingState
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.programs.adamw import Rates
+from tasks.programs.finetune import FinetuneRates, FinetuneShape
+from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.states import state_leaves
 from tasks.programs.tensors import leaves_of, tensor_root
 from tests.tasks.world import spec
@@ -38,6 +43,23 @@ CONTENT: Final = STATE.encode()
 ROOT: Final = STATE.root(PLAN)
 LAYOUT: Final = StateLayout(PLAN, STEP)
 ROOTS: Final = {name: tensor_root(kind, STATE.tensors[name]) for name, kind in TYPES.items()}
+
+
+@pytest.mark.parametrize("layers", [1, 3, 10, 11, 40])
+@pytest.mark.parametrize("step", [0, 23, 24, 70_000])
+def test_the_size_of_a_state_is_known_without_its_layout(layers: int, step: int) -> None:
+    for plan in (PLAN, deep(layers)):
+        size = state_size(plan, step)
+        assert size == StateLayout(plan, step).size
+        content = TrainingState(step, {name: bytes(kind.size_bytes) for name, kind in plan.tensors().items()})
+        assert size == len(content.encode())
+
+
+def deep(layers: int) -> TuningPlan:
+    """Return the plan of a model of so many small layers."""
+    model = LlamaShape(40, 8, layers, 2, 1, 4, 12, 16, 10_000, 10_000)
+    shape = FinetuneShape(model, 3, 4, ("query", "output"), 2, 6, 4, 8, 8)
+    return TuningPlan(shape, FinetuneRates(Rates(1_000_000), total_steps=9), bytes(32))
 
 
 def evidence(position: int, leaf: int) -> LeafEvidence:
