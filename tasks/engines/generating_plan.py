@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -98,3 +99,7 @@ class GeneratingPlan:
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
         return state_tensors(self.shape)
+
+    def alike(self) -> Iterator[tuple[int, str, TensorType]]:
+        """See StatePlan."""
+        return ((1, name, kind) for name, kind in self.tensors().items())

@@ -15,7 +15,7 @@ from tasks.engines.generating import Generator, completions, first_state
 from tasks.engines.state import TrainingState
 from tasks.models.decoding import Decoder
 from tasks.programs.bounds import Integers
-from tasks.programs.checks import check_bounds, integer_range
+from tasks.programs.checks import check_bounds, integer_ranges
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import (
     LENGTHS,
@@ -210,10 +210,11 @@ def test_what_a_step_reads_of_the_state_is_what_steps_store() -> None:
     """An honest state never has an integer that its next step refuses."""
     program = generate_program(GenerateShape(SMALL, 2, 4, 5, 6, (2,)))
     bounds = check_bounds(program)
-    for source in program.sources:
+    ranges = integer_ranges(program)
+    for at, source in enumerate(program.sources):
         if source.kind is SourceKind.STATE:
             number = program.stores[source.key]
-            call, allowed, stored = program.call_of(number), integer_range(program, source), bounds[number]
+            call, allowed, stored = program.call_of(number), ranges[at], bounds[number]
             assert program.types[number] == source.type
             assert call is not None and isinstance(allowed, Integers) and isinstance(stored, Integers)
             assert (allowed.low, allowed.high) == call.attributes
