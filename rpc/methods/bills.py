@@ -113,6 +113,14 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     notices = machine_notices(job, seen.outlook)
     checks = quote_checks(job, node.head.base_fee_next, parameters)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
+    for given in job.inputs()[1:]:
+        found = await node.request(BlobRequests.dataset_facts, given.blob)
+        if found is None:
+            text = f"the node that is asked does not hold the model {hexed(given.blob)}"
+            notices.append(Objection("model_not_held", text))
+        elif found.size_bytes != given.size_bytes:
+            text = f"the model {hexed(given.blob)} has {found.size_bytes} bytes, its shape {given.size_bytes}"
+            objections = [Objection("model_size_differs", text), *objections]
     if seen.is_private:
         pass  # nobody here can read its data set
     elif facts is None:

@@ -100,9 +100,13 @@ def read_dataset_facts(data: bytes) -> DatasetFacts:
 
 
 def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
-    """Return what keeps a job from being trained on the data set that it names; so far of classifiers only."""
+    """Return what keeps a job from being trained on the data set that it names; of rows the size alone."""
     if not isinstance(spec.part, ClassifierPart):
-        return []
+        size = spec.inputs()[0].size_bytes
+        if facts.size_bytes == size:
+            return []
+        text = f"the rows 0x{spec.dataset.blob.hex()} have {facts.size_bytes} bytes, their shape {size}"
+        return [Objection("dataset_size_differs", text)]
     blob = f"the data set 0x{spec.dataset.blob.hex()}"
     if facts.size_bytes > DATASET_BLOB_BYTES_MAX:
         text = f"{blob} has {facts.size_bytes} bytes, at most {DATASET_BLOB_BYTES_MAX} are taken"

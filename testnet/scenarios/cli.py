@@ -40,7 +40,8 @@ _COLUMNS: Final = ("party", "part", "gained", "lost")
 def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json: bool) -> None:
     """Run a network in which one machine cheats or is offline; print who lost what.
 
-    In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
+    In cheating-worker a worker computes a lie. In finetune it does so in a job that tunes a small Llama.
+    In false-challenger a verifier disputes right work.
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
     In overload a requester posts jobs that take long to check.
     In garbage-custody a worker of a private task puts garbage into custody.

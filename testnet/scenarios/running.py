@@ -13,7 +13,7 @@ import trio
 
 from node.cli.tasks.keeping import end_custody
 from node.home.load import load_node_options
-from node.market.posting import Job, make_digits_job, next_of_update, say_update
+from node.market.posting import Job, make_digits_job, next_of_update, put_contents, say_update
 from node.process.control import ControlUnavailable, ask_node
 from rpc.client import Client, TaskEnded
 from rpc.client.core import hexed
@@ -27,6 +27,7 @@ from tasks.executor.results import WindowResult
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.registry import bond_id
+from tasks.models.jobs import TuningJob
 from tasks.spec import encode_spec
 from testnet.cluster import Cluster
 from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
@@ -35,6 +36,7 @@ from testnet.scenarios.books import Books, make_books
 from testnet.scenarios.parts import OVERLOADER
 from testnet.scenarios.private import fetch, post_private, share, wait_storage
 from testnet.scenarios.stories import Story
+from testnet.scenarios.tuning import check_adapters, make_tuning_job, train_here
 
 __all__ = ["Outcome", "Scenario"]
 
@@ -137,11 +139,8 @@ class Scenario:
             if self._story.requester:
                 wait_storage(client)
             before = self._bonds(client)
-            job = make_digits_job(
-                client, control=self._home.control, key=None,
-                seed=digest(b"scenario", self._story.name.encode()),
-                max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **SIZES,
-            )  # fmt: skip
+            tuned = self._tuning_job(client) if self._story.tunes else None
+            job = self._digits_job(client) if tuned is None else Job(tuned.spec, tuned.spec.dataset.blob)
             others = self._overload(client)
             self._task = task = self._post(client, job)
             self._say(f"Task {hexed(task)}")
@@ -153,12 +152,37 @@ class Scenario:
             voided = self._follow(client, task, token, late)
             if self._story.is_offline:
                 self._join(self._story.requester, token)
-            honest_root = trio.run(_honest_root, job)
+            honest_root = trio.run(_honest_root, job) if tuned is None else self._train(tuned)
             is_right = self._result_root(client, task) == honest_root
+            if tuned is not None:
+                self._check_folder(client, task)
             books = self._settled_books(client, [task, *others], before)
         disputes = {member.name: self._disputes_of(member.name) for member in self._plan.members if member.options}
         names = self._names() | {self._requester.address: REQUESTER, self._overloader.address: OVERLOADER}
         return Outcome(self._story.name, task, is_right, voided, books, names, disputes)
+
+    def _digits_job(self, client: Client) -> Job:
+        return make_digits_job(
+            client, control=self._home.control, key=None, seed=digest(b"scenario", self._story.name.encode()),
+            max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **SIZES,
+        )  # fmt: skip
+
+    def _tuning_job(self, client: Client) -> TuningJob:
+        job = make_tuning_job(digest(b"scenario", self._story.name.encode()), MAX_PRICE_PER_TERA_UNIT)
+        put_contents(client, (job.model, job.rows), control=self._home.control, key=self._requester)
+        return job
+
+    def _train(self, job: TuningJob) -> bytes:
+        """Return the root of the state that an honest machine ends in."""
+        losses = train_here(job)
+        self._say(f"                  the loss of a token falls from {losses.first:.2f} to {losses.last:.2f}")
+        return losses.state.root(job.spec.plan())
+
+    def _check_folder(self, client: Client, task: bytes) -> None:
+        """Make the folder of the result, and check it against the chain. Raises FolderInvalid."""
+        found = client.result(task, control=self._home.control)
+        window = check_adapters(found, list(client.task_windows(task)))
+        self._say(f"                  the folder of adapters is proved by window {window}")
 
     @property
     def _requester(self) -> SecretKey:

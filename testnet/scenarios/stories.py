@@ -48,6 +48,8 @@ class Story:
     workers: int = WORKERS
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Roles of members, where they have others than usual."""
+    tunes: bool = False
+    """Whether the task fine-tunes a model; else it trains a classifier."""
     requester: str = ""
     """The member whose account posts the task, which is private then."""
     is_offline: bool = False
@@ -76,6 +78,11 @@ STORIES: Final[Mapping[str, Story]] = {
             "cheating-worker",
             "worker-0 changes one weight in some steps of each segment",
             "worker-0", LIAR, late=("worker-1",),
+        ),
+        Story(
+            "finetune",
+            "a model learns a text; worker-0 changes one value of an adapter in some steps",
+            "worker-0", LIAR, late=("worker-1",), tunes=True,
         ),
         Story(
             "false-challenger",

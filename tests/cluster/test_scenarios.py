@@ -92,6 +92,15 @@ def test_a_lying_worker_loses_its_bond_though_its_node_is_killed_in_mid_game(tmp
 
 
 @pytest.mark.nightly
+def test_a_lie_in_an_adapter_costs_its_worker_the_bond_and_the_folder_proves_itself(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with scenario("finetune", root) as process:
+        found = outcome(process)
+    assert found["voided_windows"] >= 1 and int(found["gains"]["worker-1"]) > 0
+    assert found["disputes"]["worker-0"] == {"lost": found["disputes"]["worker-0"]["lost"]}
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["false-challenger", "lazy-verifier"])
 def test_a_cheating_verifier_pays_the_worker(name: str, tmp_path: Path) -> None:
     with scenario(name, tmp_path / "net") as process:

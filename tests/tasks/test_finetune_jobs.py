@@ -19,7 +19,7 @@ from tasks.kinds.finetune import STEP_CALLS_MAX
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.questions import question_of
 from tasks.ledger.records import Opened, load_window
-from tasks.ledger.screening import check_start, kind_objections
+from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
 from tasks.programs.program import SourceKind
 from tasks.spec import Schedule, classifier_plan, decode_spec, encode_spec, spec_hash
 from tests.tasks.dispute.liars import Job, lie, play_out
@@ -49,6 +49,10 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
     assert kind_objections(SPEC) == []
     large = SPEC.changed(model=PART.model._replace(vocabulary=1 << 17, width=1 << 10, head_width=512))
     assert [found.code for found in kind_objections(large)] == ["model_too_large"]
+    rows = read_dataset_facts(bytes(SPEC.inputs()[0].size_bytes))
+    assert dataset_objections(SPEC, rows) == []
+    shorter = dataset_objections(SPEC, rows._replace(size_bytes=rows.size_bytes - 1))
+    assert [found.code for found in shorter] == ["dataset_size_differs"]
     with pytest.raises(UnsupportedJob):
         classifier_plan(SPEC)
 

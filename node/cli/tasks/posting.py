@@ -292,7 +292,7 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
     reported.
     """
     for item in quote.notices:
-        if with_data or item.code != "dataset_not_held":
+        if with_data or item.code not in ("dataset_not_held", "model_not_held"):
             say(f"Note: {item.text}.")
     if (report := quote.reported) is not None:
         times = "a worker has" if report.times == 1 else f"{report.times} workers have"
@@ -455,14 +455,14 @@ class _Private:
         self._holders, self._threshold = holders, threshold or holders // 2 + 1
         if holders and self._threshold > holders:
             raise click.BadParameter("more shares than --holders", param_hint="--threshold")
-        self._facts = read_dataset_facts(dataset)
+        self._known = dataset_objections(spec, read_dataset_facts(dataset))
         self.job = make_private(key, spec, dataset)
         self.readers = told_readers(client, self._threshold, holders)
 
     def objections(self, quoted: TaskQuote) -> list[tuple[str, str]]:
         """Return the obstacles to the job; the gateway cannot read its data set."""
         found = [(item.code, item.text) for item in quoted.objections if not item.code.startswith("dataset_")]
-        here = [*dataset_objections(self.job.spec, self._facts), *check_start(self.job.spec)]
+        here = [*self._known, *check_start(self.job.spec)]
         return found + [(code, text) for code, text in here if code not in dict(found)]
 
     def share(self, task: bytes) -> dict[str, list[str]]:

@@ -56,7 +56,7 @@ class PrivateMarket(Market):
         for machine in self.machines:
             await (nursery if own is None or machine is not self.machines[-1] else own).start(machine.network.run)
         requester = self.machines[-1]
-        spec = make_spec(20, 5, 10)
+        spec = self.job()
         self.key = task_key_of(SECRET, spec)
         sealed = seal_input(derive_key(self.key, input_key_name(0)), spec.dataset.root, self.dataset)
         assert requester.network.blobs is not None
@@ -78,6 +78,10 @@ class PrivateMarket(Market):
             for machine in self.machines[:-1]:
                 registering.start_soon(machine.register)
             await self.world.mint_until(lambda: not registering.child_tasks)
+
+    def job(self) -> JobSpec:
+        """Return the job before its data set is encrypted."""
+        return make_spec(20, 5, 10)
 
     def result(self, number: int, machine: Machine) -> bytes:
         """Return the output of a window as a machine has it, opened by its requester."""

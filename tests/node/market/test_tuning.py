@@ -27,8 +27,10 @@ from tasks.programs.llama_shape import weight_tensors
 from tasks.proofs import Code
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
 from testnet.scenarios.impostor import LyingDuties
+from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
-from tests.node.world import PARAMETERS, Machine, World
+from tests.node.market.test_private import PrivateMarket
+from tests.node.world import PARAMETERS, Machine, World, world_with
 from tests.tasks.programs.engines import engine
 from tests.tasks.tuned import STEPS, tuned
 
@@ -155,6 +157,39 @@ async def test_a_model_that_is_withheld_or_false_costs_its_worker_nothing(
     after = require_node(world.store, worker.wallet.address)
     assert (after.bond, after.bad, after.failures, after.declines) == (before.bond, 0, 0, 0)
     assert after.cool_down_until_ms == before.cool_down_until_ms
+
+
+class PrivateTuning(PrivateMarket):
+    """A private market whose job tunes a public model with encrypted rows."""
+
+    dataset = ROWS
+
+    def job(self) -> JobSpec:
+        return job(window=3)
+
+
+@pytest.mark.nightly
+async def test_rows_are_encrypted_and_the_model_is_public_in_a_private_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_with(tmp_path, monkeypatch, CUSTODY)
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    requester = Machine(world, 9, "relay")
+    put(requester, MODEL)
+    market = PrivateTuning(world, worker, verifier, *keepers, requester)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        assert market.record.worker == worker.wallet.address
+        for machine in (worker, verifier):
+            assert has(machine, MODEL) and not has(machine, ROWS)
+            store = machine.network.blobs
+            assert store is not None and ROWS[: len(ROWS) // 2] not in store.read(market.task_spec.dataset.blob)
+        nursery.cancel_scope.cancel()
+    world.store.close()
 
 
 class FastDuties(DutyService):
