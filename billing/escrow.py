@@ -145,6 +145,8 @@ class Purpose(IntEnum):
     """What a task pays the check fund back for the check of a claim that its job diverges."""
     NOT_SERVED = 32
     """All of the bond of a worker that serves a window to nobody."""
+    STANDBY = 33
+    """What a machine earned that stood by in a spare seat of a group; its hold where it was called."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

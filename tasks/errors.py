@@ -12,6 +12,8 @@ __all__ = [
     "ChallengeUnknown",
     "DeclineTooLate",
     "DisputeUnknown",
+    "GroupUnknown",
+    "GroupsOff",
     "MoveTooSoon",
     "NodeKnown",
     "NodeUnknown",
@@ -19,6 +21,7 @@ __all__ = [
     "NothingDue",
     "OperatorUnproved",
     "ProofMismatch",
+    "SeatsMismatch",
     "TaskUnknown",
     "TermsBound",
     "TermsMismatch",
@@ -34,6 +37,24 @@ class TaskUnknown(ProtocolError):
     """No task has this id."""
 
     code = "task_unknown"
+
+
+class GroupUnknown(ProtocolError):
+    """No group has this id."""
+
+    code = "group_unknown"
+
+
+class GroupsOff(ProtocolError):
+    """The chain's parameters allow no group, or none with so many members."""
+
+    code = "groups_off"
+
+
+class SeatsMismatch(ProtocolError):
+    """Other seats than those that the group still lacks: too many, or a member without a root of its start."""
+
+    code = "seats_mismatch"
 
 
 class WindowUnknown(ProtocolError):

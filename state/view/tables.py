@@ -55,6 +55,8 @@ class Table(IntEnum):
     """task id || window (4) -> docket; with a part and a number: its games, sealed challenges and moves."""
     DISPUTE_RELEASE = 0x27
     """task id || window (4) || game (4) -> nothing: its moves are to be deleted."""
+    GROUP = 0x28
+    """group id -> record; with a part and an address: the seat that a machine holds, and who holds none again."""
     CUSTODY = 0x2A
     """Terms of a task, windows in custody, counts by worker and misses of machines; the next byte tells which."""
     ESCROW = 0x30

@@ -2,22 +2,30 @@
 
 Bids are served from the highest limit down. Each takes the lowest ask that admits it. A match costs the ask,
 unless somebody who went without would have paid more for that machine, and no machine that is left free would do
-the job for less.
+the job for less. A group is one bid for several machines of like speed: it gets all of them or none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Ask", "Bid", "Match", "Outcome", "clear"]
+from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
+
+__all__ = ["RATE_TOP", "RIVALS_LOOKED_MAX", "Ask", "Bid", "Match", "Outcome", "clear"]
+
+
+RATE_TOP: Final = 1 << 64
+"""Above all rates."""
+RIVALS_LOOKED_MAX: Final = 4
+"""Winners without which it is tried whether a group that went without would have had its machines."""
 
 
 class Ask(NamedTuple):
     """What a machine offers: ``slots`` jobs at ``price`` or more per 10^12 units, backed by ``funds`` for bonds.
 
     ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
-    first; ``tie`` is drawn and differs for each.
+    first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it.
     """
 
     machine: bytes
@@ -29,19 +37,27 @@ class Ask(NamedTuple):
     rate: int
     standing: int
     tie: bytes
+    owner: bytes = b""
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _ = self
-        _, _, least_gpus, least_mib, rate_min, barred, _, _, _ = bid
-        return gpus >= least_gpus and memory_mib >= least_mib and rate >= rate_min and machine not in barred
+        machine, _, _, _, gpus, memory_mib, rate, _, _, _ = self
+        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _ = bid
+        return (
+            gpus >= least_gpus
+            and memory_mib >= least_mib
+            and rate_min <= rate <= rate_max
+            and machine not in barred
+        )
 
 
 class Bid(NamedTuple):
     """A job that pays ``limit`` per 10^12 units at most, and what it needs. ``tie`` is drawn and differs for each.
 
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
-    that admits it, whatever they ask. No machine's bond for it is below ``least_bond``.
+    that admits it, whatever they ask. No machine's bond for it is below ``least_bond``. A machine has one of the
+    bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``, of which no
+    two have one owner.
     """
 
     task: bytes
@@ -53,6 +69,10 @@ class Bid(NamedTuple):
     tie: bytes
     drawn: tuple[bytes, ...] | None = None
     least_bond: int = 0
+    rate_max: int = RATE_TOP
+    group: bytes = b""
+    members: int = 0
+    spares: int = 0
 
 
 class Match(NamedTuple):
@@ -76,6 +96,10 @@ BondOf = Callable[[Bid, Ask, int], int | None]
 not have the job for a reason that the orders do not show."""
 
 
+_Taken = tuple[Bid, Sequence[tuple[int, int]]]
+"""A bid, and the asks that it takes with their bonds, in the order of its seats."""
+
+
 class _Call:
     """One call under way; asks and bids are numbered in their order."""
 
@@ -86,6 +110,11 @@ class _Call:
         self.number = {ask.machine: at for at, ask in enumerate(self.asks)}
         self.slots = [ask.slots for ask in self.asks]
         self.funds = [ask.funds for ask in self.asks]
+        self.given: set[tuple[bytes, int]] = set()
+        """Groups and asks that have one of their seats."""
+        self.pressed: dict[tuple[bytes, int], int] = {}
+        """Of a winner and one of its asks, the highest limit of a group that would have had its machines else."""
+        self._group_bonds: dict[bytes, list[int | None]] = {}
 
     def _bond(self, bid: Bid, at: int) -> int | None:
         """Return the bond for ``bid`` at the ask's price, or None where the machine may not or cannot lock it."""
@@ -106,7 +135,9 @@ class _Call:
             ask = self.asks[at]
             if ask.price > below:
                 return
-            if slots[at] and funds[at] >= least and meets(ask, bid):
+            if not (slots[at] and funds[at] >= least and meets(ask, bid)):
+                continue
+            if not bid.group or (bid.group, at) not in self.given:
                 yield at
 
     def _choice(self, bid: Bid) -> Iterator[int]:
@@ -122,10 +153,74 @@ class _Call:
             ask = asks[at]
             bond = bond_of(bid, ask, ask.price)
             if bond is not None and bond <= funds[at]:
-                self.slots[at] -= 1
-                funds[at] -= bond
+                self._give(bid, at, bond)
                 return at, bond
         return None
+
+    def _give(self, bid: Bid, at: int, bond: int) -> None:
+        self.slots[at] -= 1
+        self.funds[at] -= bond
+        if bid.group:
+            self.given.add((bid.group, at))
+
+    def take_all(self, bid: Bid) -> list[tuple[int, int]] | None:
+        """Give a group all the asks that it needs, in the order of its seats; return them with bonds, or None."""
+        found = self._seats(bid, self.slots, self.funds)
+        if found is None:
+            return None
+        bonds = self._bonds(bid)
+        taken = [(offer.at, bonds[offer.at] or 0) for offer in found]
+        for at, bond in taken:
+            self._give(bid, at, bond)
+        return taken
+
+    def _bonds(self, bid: Bid) -> list[int | None]:
+        """Return the bond of each ask for a group at the ask's price, None where it does not admit the group."""
+        known = self._group_bonds.get(bid.task)
+        if known is None:
+            known = self._group_bonds[bid.task] = [
+                self.bond_of(bid, ask, ask.price) if ask.price <= bid.limit and ask.meets(bid) else None
+                for ask in self.asks
+            ]
+        return known
+
+    def _seats(self, bid: Bid, slots: Sequence[int], funds: Sequence[int]) -> list[Offer] | None:
+        offers = [
+            Offer(at, self.asks[at].price, self.asks[at].rate, self.asks[at].owner)
+            for at, bond in enumerate(self._bonds(bid))
+            if bond is not None and slots[at] and bond <= funds[at]
+        ]
+        band = cheapest_band(offers, bid.members, bid.spares)
+        return None if band is None else seats_of(band, bid.members, bid.spares)
+
+    def press(self, loser: Bid, taken: Sequence[_Taken]) -> None:
+        """Note of which winner a group without machines would have had those that it lacked.
+
+        One alone is looked for, among the last that were served. If a group counted for each machine that it
+        might use, an impossible one would raise all prices to its limit.
+        """
+        for bid, given in list(reversed(taken))[:RIVALS_LOOKED_MAX]:
+            slots, funds = list(self.slots), list(self.funds)
+            for at, bond in given:
+                slots[at] += 1
+                funds[at] += bond
+            found = self._seats(loser, slots, funds)
+            if found is not None:
+                theirs = {at for at, _ in given}
+                for at in theirs.intersection(offer.at for offer in found):
+                    key = bid.task, at
+                    self.pressed[key] = max(loser.limit, self.pressed.get(key, 0))
+                return
+
+    def spare_price(self, bid: Bid, given: Sequence[tuple[int, int]]) -> int:
+        """Return the lowest ask left free that a group could have had in its band, or its limit."""
+        low = min(self.asks[at].rate for at, _ in given)
+        own = {at for at, _ in given}
+        for at, bond in enumerate(self._bonds(bid)):
+            is_free = bond is not None and at not in own and self.slots[at] > 0 and bond <= self.funds[at]
+            if is_free and low <= self.asks[at].rate <= rate_top(low):
+                return self.asks[at].price
+        return bid.limit
 
     def _rival(self, at: int, losers: Sequence[Bid]) -> int:
         """Return the highest limit of ``losers`` that the machine admits, 0 for none; they are in order."""
@@ -133,7 +228,7 @@ class _Call:
         for bid in losers:
             if bid.limit <= ask.price:
                 return 0
-            if ask.meets(bid) and self._could(bid, at):
+            if not bid.members and ask.meets(bid) and self._could(bid, at):
                 return bid.limit
         return 0
 
@@ -147,12 +242,12 @@ class _Call:
                 return self.asks[at].price
         return below
 
-    def price(self, bid: Bid, at: int, bond: int, losers: Sequence[Bid]) -> int:
-        """Return what a match costs, and note the bond at that price."""
+    def price(self, bid: Bid, at: int, bond: int, losers: Sequence[Bid], spare: int | None = None) -> int:
+        """Return what a match costs, and note the bond at that price. ``spare`` is ``spare_price`` of a group."""
         ask = self.asks[at]
-        price = min(bid.limit, self._rival(at, losers))
+        price = min(bid.limit, max(self._rival(at, losers), self.pressed.get((bid.task, at), 0)))
         if price > ask.price:
-            price = self._spare(bid, price, at)
+            price = self._spare(bid, price, at) if spare is None else min(price, spare)
         if price <= ask.price:
             return ask.price
         raised = self.bond_of(bid, ask, price)
@@ -163,12 +258,19 @@ class _Call:
 
     def is_outbid(self, bid: Bid) -> bool:
         """Tell whether a machine would have had the job, had others not taken its slots."""
+        if bid.members:
+            slots, funds = [ask.slots for ask in self.asks], [ask.funds for ask in self.asks]
+            return self._seats(bid, slots, funds) is not None
         for at, ask in enumerate(self.asks):
             if ask.price > bid.limit:
                 return False
             if ask.slots > self.slots[at] and ask.meets(bid) and self._could(bid, at):
                 return True
         return False
+
+
+def _listed(found: tuple[int, int] | None) -> list[tuple[int, int]] | None:
+    return None if found is None else [found]
 
 
 def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
@@ -179,18 +281,25 @@ def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
     free that admits this bid))``. Where the machine cannot lock the bond for more than its ask, it is the ask.
 
     Every pair counts: with a bound on failures, bids that nobody can back would hide machines and other bids.
-    ``bond_of`` is asked ``bids * (asks + bids)`` times at most, and for each machine that is drawn for a bid.
+    ``bond_of`` is asked ``bids * (asks + bids)`` times at most, and for each machine that is drawn for a bid; of a
+    group, beside, for each of its seats as often as there are bids.
     """
     call = _Call(asks, bids, bond_of)
-    taken: list[tuple[Bid, int, int]] = []
+    taken: list[_Taken] = []
     losers: list[Bid] = []
     for bid in call.bids:
-        found = call.take(bid)
+        found = call.take_all(bid) if bid.members else _listed(call.take(bid))
         if found is None:
             losers.append(bid)
         else:
-            taken.append((bid, *found))
-    matches = [Match(bid, call.asks[at], call.price(bid, at, bond, losers)) for bid, at, bond in taken]
+            taken.append((bid, found))
+    for bid in losers:
+        if bid.members:
+            call.press(bid, taken)
+    matches: list[Match] = []
+    for bid, given in taken:
+        spare = call.spare_price(bid, given) if bid.members else None
+        matches += [Match(bid, call.asks[at], call.price(bid, at, bond, losers, spare)) for at, bond in given]
     outbid = [bid for bid in losers if call.is_outbid(bid)]
     beaten = {bid.task for bid in outbid}
     unmet = tuple(bid for bid in losers if bid.task not in beaten)

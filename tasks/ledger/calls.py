@@ -18,6 +18,8 @@ from tasks.ledger import registry
 from tasks.ledger.auction import Ask, Bid, Match, clear
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.deadlines import Due, cancel, matches_due
+from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
+from tasks.ledger.groups import Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
 from tasks.ledger.open_task import Case, Scope
@@ -38,6 +40,10 @@ PRICES_LIMIT_BYTES: Final = 1536
 CALL_LIMIT_BYTES: Final = 16
 DRAWN_MAX: Final = 16
 """Machines that are drawn for a task whose offers came to nothing; it takes the first of them that admits it."""
+GROUPS_PER_CALL: Final = 16
+"""Groups that are matched in one call; others wait for the next one. Each takes a search over all asks."""
+MEMBERS_PER_CALL: Final = 288
+"""Machines that one call gives to groups at most: each has its events."""
 REPLACING_BPS: Final = 15_000
 """Machines that ask at most so much of the lowest ask are drawn for a task that has lost its worker."""
 _CALL: Final = bytes([Table.CALL])
@@ -93,23 +99,43 @@ def hold_call(scope: Scope, dues: Sequence[Due]) -> None:
     """Match the tasks of ``dues`` that have stood long enough with machines."""
     height = scope.block.height - scope.parameters.order_blocks
     cases: dict[bytes, Case] = {}
+    groups: dict[bytes, GroupRecord] = {}
     for due in dues:
         case = Case.load(scope, due.subject)
         if case.record.match_at_ms != due.time_ms:  # it was matched or ended by what fired before in this block
             cancel(scope.state, due)
         elif case.record.bid_height <= height:
+            group = _group_to_match(case)
+            if group is not None:
+                if len(groups) == GROUPS_PER_CALL or _seats(*groups.values(), group) > MEMBERS_PER_CALL:
+                    continue
+                groups[due.subject] = group
             cases[due.subject] = case
     if not cases:
         return
     scope.state.put(_CALL, encode([scope.block.steady_ms]))
-    _Call(scope, {task: case for task, case in cases.items() if is_funded(case)}, height).run()
+    _Call(scope, {task: case for task, case in cases.items() if is_funded(case)}, height, groups).run()
+
+
+def _group_to_match(case: Case) -> GroupRecord | None:
+    """Return the group whose bid a task is: it is its seat 0, and has no machines yet."""
+    if not case.record.group:
+        return None
+    group = load_group(case.state, group_of_task(case.record))
+    return group if group.phase == GroupPhase.MATCHING else None
+
+
+def _seats(*groups: GroupRecord) -> int:
+    return sum(group.seats for group in groups)
 
 
 class _Call:
     """One call: its orders, and what they come to."""
 
-    def __init__(self, scope: Scope, cases: dict[bytes, Case], height: int) -> None:
-        self.scope, self.cases, self.height = scope, cases, height
+    def __init__(
+        self, scope: Scope, cases: dict[bytes, Case], height: int, groups: dict[bytes, GroupRecord]
+    ) -> None:
+        self.scope, self.cases, self.height, self.groups = scope, cases, height, groups
         self.seed = digest(b"call", scope.block.beacon)
         self.nodes, self.is_whole = self._nodes()
         self.checkers = Checkers(scope.state, self.seed, scope.block.steady_ms, scope.parameters)
@@ -153,7 +179,7 @@ class _Call:
         return Ask(
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
-            reputation_milli(node), self._tie(node.address),
+            reputation_milli(node), self._tie(node.address), node.operator,
         )  # fmt: skip
 
     def _bid(self, case: Case, ring: Sequence[Ask]) -> Bid:
@@ -163,6 +189,15 @@ class _Call:
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
             frozenset(record.excluded), tie, least_bond=self.bonds[record.id].least,
         )  # fmt: skip
+        group = self.groups.get(record.id)
+        if group is not None:
+            return bid._replace(group=group.id, members=group.members, spares=group.spares)
+        lone = lone_seat(case)
+        if lone is not None:
+            bid = bid._replace(
+                group=lone.group, rate_min=max(bid.rate_min, lone.rate_min), rate_max=lone.rate_max,
+                barred=bid.barred | lone.barred,
+            )  # fmt: skip
         if self._is_vain(record):
             return bid._replace(drawn=self._drawn(bid, ring))
         if record.phase == Phase.DEGRADED:
@@ -228,8 +263,14 @@ class _Call:
         asks = [ask for ask in map(self._ask, self.nodes.values()) if ask.price]
         ring = sorted(asks, key=lambda ask: ask.tie)
         outcome = clear(asks, [self._bid(case, ring) for case in self.cases.values()], self._bond_of)
+        grouped: dict[bytes, list[Match]] = {}
         for match in outcome.matches:
-            assign(self.cases[match.bid.task], match.ask.machine, match.price)
+            if match.bid.members:
+                grouped.setdefault(match.bid.task, []).append(match)
+            else:
+                assign(self.cases[match.bid.task], match.ask.machine, match.price)
+        for task, matches in grouped.items():
+            self._start(task, matches)
         for bid in outcome.outbid:
             leave_book(self.cases[bid.task], Miss.NOBODY, is_outbid=True)
         for bid in outcome.unmet:
@@ -238,6 +279,12 @@ class _Call:
         for case in self.cases.values():
             case.save()
         _note_prices(self.scope.state, self.scope.block.time_ms, self.cases, outcome.matches)
+
+    def _start(self, task: bytes, matches: Sequence[Match]) -> None:
+        """Give a group its machines."""
+        seated = [Seated(seat, match.ask.machine, match.price) for seat, match in enumerate(matches)]
+        start_group(self.scope, self.groups[task].id, seated, [match.ask.rate for match in matches])
+        self.cases[task] = Case.load(self.scope, task)
 
     def _miss(self, bid: Bid) -> Miss:
         """Tell why no machine of the call would do; one whose price is too new for it may do in the next."""

@@ -9,6 +9,7 @@ from state.view import Overlay, Reader, Table
 __all__ = [
     "CARRIAGE_SLOT",
     "FIRST_MATCH_SLOT",
+    "GROUP_SLOT",
     "MATCH_SLOT",
     "NODE_SLOT",
     "RANKS",
@@ -51,6 +52,8 @@ TRIAL_SLOT: Final = 2**32 - 7
 """A step of a machine's speed trial."""
 TRIAL_DRAW_SLOT: Final = 2**32 - 8
 """The draw of who checks a speed trial; it has a height in the place of the time."""
+GROUP_SLOT: Final = 2**32 - 9
+"""A step of a group: spares are called, or its seats end."""
 _QUEUE_OF: Final = {
     TRIAL_DRAW_SLOT: 1 << 58,
     TRIAL_SLOT: 1 << 57,

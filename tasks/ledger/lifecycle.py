@@ -37,6 +37,8 @@ class Phase(IntEnum):
     RUNNING = 6
     DEGRADED = 7
     PAUSED = 8
+    STANDBY = 9
+    """The machine of a spare seat has prepared, and waits to be called to a seat of its group."""
     OUTPUT = 10
     VERIFYING = 11
     SETTLED = 13
@@ -68,6 +70,8 @@ class Event(IntEnum):
     CANCEL = 15
     EXTEND = 16
     """The window under way was not proved in time; its worker gets longer once."""
+    STAND_BY = 17
+    """The machine of a spare seat has prepared."""
 
 
 NEXT_PHASE: Final = {
@@ -80,6 +84,8 @@ NEXT_PHASE: Final = {
     (Phase.ASSIGNED, Event.LOSE): Phase.DEGRADED,
     (Phase.ASSIGNED, Event.WIND_UP): Phase.VERIFYING,
     (Phase.PREPARING, Event.START): Phase.RUNNING,
+    (Phase.PREPARING, Event.STAND_BY): Phase.STANDBY,
+    (Phase.STANDBY, Event.WIND_UP): Phase.VERIFYING,
     (Phase.PREPARING, Event.SEARCH): Phase.MATCHING,
     (Phase.PREPARING, Event.LOSE): Phase.DEGRADED,
     (Phase.PREPARING, Event.WIND_UP): Phase.VERIFYING,
@@ -111,8 +117,8 @@ TIMEOUTS: Final = {
     Phase.DEGRADED: Event.PAUSE,
     Phase.PAUSED: Event.WIND_UP,
 }
-"""What a passed deadline does. OUTPUT, VERIFYING and RUNNING with all windows open wait for those of windows; a
-worker has one extension in RUNNING."""
+"""What a passed deadline does. STANDBY waits for its group; OUTPUT, VERIFYING and RUNNING with all windows open
+wait for those of windows; a worker has one extension in RUNNING."""
 
 
 class WindowPhase(IntEnum):
@@ -304,6 +310,12 @@ class Reason(IntEnum):
     """The worker says that it serves what was missed: a larger jury is drawn."""
     WINDOW_LATE = 51
     """The worker did not prove the window in time, and gets one extension for a fine."""
+    STANDING_BY = 52
+    """The machine of a spare seat has prepared."""
+    SPARE_CALLED = 53
+    """The machine of a spare seat was given a seat that had lost its own."""
+    GROUP_ENDED = 54
+    """The members of the spare's group have ended."""
 
 
 def group_of(phase: Phase) -> str:

@@ -14,6 +14,7 @@ from state.transition.rules import BlockContext
 from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
 from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
+from tasks.ledger.group_records import GROUP_EVENTS, follow_seat
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
@@ -67,7 +68,15 @@ SEAT_DRAWN: Final = EventType(
 SEAT_DECLINED: Final = EventType(
     LEDGER_ADDRESS, "SeatDeclined(bytes32 indexed task, uint256 number, address indexed verifier)"
 )
-LEDGER_EVENTS: Final = (TASK_CREATED, TASK_PHASE, WORKER_ASSIGNED, WINDOW_PHASE, SEAT_DRAWN, SEAT_DECLINED)
+LEDGER_EVENTS: Final = (
+    TASK_CREATED,
+    TASK_PHASE,
+    WORKER_ASSIGNED,
+    WINDOW_PHASE,
+    SEAT_DRAWN,
+    SEAT_DECLINED,
+    *GROUP_EVENTS,
+)
 
 CHAIN: Final = bytes(ADDRESS_BYTES)
 """The actor of what the chain does by itself."""
@@ -228,6 +237,8 @@ class Case:
                 state.delete(by_phase_key(before.phase, before.created_ms, before.id))
             state.put(by_phase_key(record.phase, record.created_ms, record.id), b"\x01")
         save_task(state, record)
+        if record.group:
+            follow_seat(state, before, record, self.scope.block, self.scope.emit)
         self._before = record
 
     def _requeue(self, slot: int, old_ms: int, new_ms: int) -> None:

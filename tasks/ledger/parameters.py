@@ -112,6 +112,8 @@ _BOUNDS: Final = {
     "trial_samples": (1, 8),
     "trial_fee": (0, 1 << 80),
     "trial_fine": (0, 1 << 100),
+    "group_members_max": (0, 64),
+    "group_standby_bps": (0, _WHOLE_BPS),
     "deadlines_per_block": (2, 1024),
     "wakes_per_block": (1, 256),
 }
@@ -326,6 +328,12 @@ class TaskParameters:
     trial_fine: int = 5 * 10**16
     """Burned of the bond of a machine that does not show what it committed to, or whose links are wrong, and of a
     verifier whose word is another one than that which decides."""
+
+    # Groups
+    group_members_max: int = 64
+    """Members of a group; 0: the chain has no groups."""
+    group_standby_bps: int = 2_500
+    """Of the price of a window, what a spare is paid for standing by while each member does one."""
 
     # Blocks
     deadlines_per_block: int = 256

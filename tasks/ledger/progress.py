@@ -10,12 +10,14 @@ from typing import Final
 
 from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
+from tasks.errors import WrongPhase
 from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.complaints import aside_ms, is_aside, take_complaint
 from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.disputes import forget_disputes, has_disputes
+from tasks.ledger.group_records import GroupPhase, group_of_task, is_spare, load_group, seat_of_task
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
@@ -36,6 +38,7 @@ from tasks.ledger.settlement import (
     close_escrow,
     fine_late_window,
     fine_worker,
+    forfeit_hold,
     fund_check,
     has_holds,
     has_room,
@@ -54,6 +57,7 @@ __all__ = [
     "arm_running",
     "assign",
     "blame_worker",
+    "cancel_work",
     "enter_book",
     "exclude",
     "finish",
@@ -70,6 +74,7 @@ __all__ = [
     "resume",
     "search",
     "turn_down",
+    "waits_for_group",
     "wake",
     "wind_up",
     "window_span_ms",
@@ -150,9 +155,22 @@ def leave_book(case: Case, miss: Miss, *, is_outbid: bool) -> None:
         _put_off(case)
 
 
+def waits_for_group(case: Case) -> bool:
+    """Tell whether a task is no bid of its own: its group is not matched yet, and it is not the group's bid.
+
+    That is seat 0, once all seats have a task.
+    """
+    if not case.record.group:
+        return False
+    group = load_group(case.state, group_of_task(case.record))
+    return group.phase == GroupPhase.MATCHING and (seat_of_task(case.record) > 0 or not group.is_whole)
+
+
 def enter_book(case: Case) -> None:
     """Have a task that was held back be a bid: its search begins now, as far as the book is concerned."""
     record = case.record
+    if waits_for_group(case):
+        return
     if record.phase == Phase.MATCHING and not record.ending and not record.match_at_ms and not record.parked:
         case.change(match_at_ms=case.now, changed_ms=case.now, bid_height=case.scope.block.height)
 
@@ -174,6 +192,31 @@ def withdraw(case: Case, reason: Reason) -> None:
     """Have a task without a worker leave after the next call: it stays an order until then."""
     deadline_ms = min(case.record.deadline_ms, case.now + WITHDRAWAL_MS_MAX)
     case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), deadline_ms=deadline_ms)
+
+
+def cancel_work(case: Case, reason: Reason) -> None:
+    """End a task as its requester wishes. Raises WrongPhase before it changes anything."""
+    record = case.record
+    if record.ending:
+        raise WrongPhase("ending")
+    match record.phase:
+        case Phase.MATCHING | Phase.DEGRADED if is_firm(case):
+            withdraw(case, reason)
+        case Phase.MATCHING:
+            case.advance(Event.CANCEL, reason)
+            close_escrow(case)
+        case Phase.ASSIGNED | Phase.PREPARING:  # a bid that cost nothing would have other bids pay more
+            pay_cancelled(case)
+            wind_up(case, Phase.CANCELLED, reason)
+        case Phase.DEGRADED | Phase.PAUSED:
+            wind_up(case, Phase.CANCELLED, reason)
+        case Phase.RUNNING:
+            # The window under way is still done and paid, so that no work in good faith is lost.
+            if record.next_window + 1 == record.target:
+                raise WrongPhase("in its last window")
+            case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), target=record.next_window + 1)
+        case phase:
+            raise WrongPhase(phase.name.lower())
 
 
 def _end_withdrawn(case: Case) -> None:
@@ -377,16 +420,22 @@ def lose_worker(case: Case, reason: Reason) -> None:
     After those its requester decides: machines that start and leave shall not be what ends a task.
     """
     is_unstarted = case.record.phase in (Phase.ASSIGNED, Phase.PREPARING)
+    if (
+        is_unstarted and case.record.group
+    ):  # what a spare earned is its own once it has started what it stood by for
+        forfeit_hold(case, case.record.worker)
     _vacate(case)
     case.change(vain_offers=case.record.vain_offers + 1)
     record = case.record
     if record.ending:
         wind_up(case, Phase(record.ending), Reason(record.ending_reason))
+    elif is_spare(case.state, record):  # a spare is not replaced
+        wind_up(case, Phase.CANCELLED, reason)
     elif record.attempts >= case.parameters.attempts_max:
         case.advance(Event.LOSE, reason)
         _pause(case, Reason.ATTEMPTS_EXHAUSTED)
     else:
-        case.advance(Event.LOSE if record.started_ms else Event.SEARCH, reason)
+        case.advance(Event.LOSE if record.started_ms or record.group else Event.SEARCH, reason)
         if is_unstarted:  # who keeps the task without starting it does not prolong the search
             search(case)
         else:

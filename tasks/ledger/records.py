@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, get_type_hints
 
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError, RecordDamaged
+from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import TaskUnknown, WindowUnknown
@@ -26,6 +27,7 @@ from tasks.proofs import (
 from tasks.spec import JobSpec, decode_spec
 
 __all__ = [
+    "SEAT_BYTES",
     "Asked",
     "HistoryEntry",
     "JobReport",
@@ -58,6 +60,8 @@ TASK_LIMIT_BYTES: Final = 8 * 1024
 WINDOW_LIMIT_BYTES: Final = 60 * 1024
 HISTORY_LIMIT_BYTES: Final = 256
 HISTORY_PAGE: Final = 256
+SEAT_BYTES: Final = HASH_BYTES + 1
+"""The id of a group, and the number of a seat."""
 REPORT_LIMIT_BYTES: Final = 256
 
 _TASK: Final = bytes([Table.TASK])
@@ -83,6 +87,8 @@ class TaskRecord(NamedTuple):
     the worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
     worker was new then: the floor of a check and of the bond follow from them. ``complaints`` are the machines
     that could not have its inputs since a window was last proved (R53).
+    ``group`` is empty, or its group's id and the number of its seat. Of a spare, ``own_from`` is how many windows
+    of the group were final when it began to stand by.
     """
 
     id: bytes
@@ -123,6 +129,7 @@ class TaskRecord(NamedTuple):
     base_fee: int
     is_new: int
     complaints: tuple[bytes, ...]
+    group: bytes = b""
 
     @property
     def own_windows(self) -> range:
@@ -237,8 +244,9 @@ _WINDOW_SHAPE: Final = _shape_of(WindowRecord)
 
 
 def _task_value(task: TaskRecord) -> Value:
+    fields = task if task.group else task[:-1]  # a task without a group has no field for it
     return [
-        int(item) if isinstance(item, int) else list(item) if isinstance(item, tuple) else item for item in task
+        int(item) if isinstance(item, int) else list(item) if isinstance(item, tuple) else item for item in fields
     ]
 
 
@@ -251,7 +259,11 @@ def load_task(state: Reader, task_id: bytes) -> TaskRecord:
 
 
 def _task(value: Any) -> TaskRecord:
-    fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
+    has_group = type(value) is list and len(value) == len(_TASK_SHAPE)
+    items = items_of(value, *_TASK_SHAPE) if has_group else items_of(value, *_TASK_SHAPE[:-1])
+    if has_group and len(items[-1]) != SEAT_BYTES:
+        raise DecodeError("not a seat of a group")
+    fields: dict[str, Any] = dict(zip(TaskRecord._fields, items, strict=False))
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
     for name in ("excluded", "complaints"):
         fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
-from billing.escrow import HOLDING, Pool, Purpose, Vault, check_touched_escrows
+from billing.escrow import HOLDING, Pool, Purpose, check_touched_escrows
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
@@ -25,12 +25,13 @@ from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
 from tasks.ledger.complaints import is_complaint
+from tasks.ledger.creation import begin_task
 from tasks.ledger.custody_lies import on_custody_due
 from tasks.ledger.custody_transitions import custody_rules
 from tasks.ledger.deadlines import (
     CARRIAGE_SLOT,
+    GROUP_SLOT,
     NODE_SLOT,
-    RANKS,
     SPONSOR_SLOT,
     TASK_SLOT,
     WINDOW_SLOTS,
@@ -41,33 +42,31 @@ from tasks.ledger.deadlines import cancel as take_due
 from tasks.ledger.dispute_transitions import dispute_rules
 from tasks.ledger.disputes import release_moves
 from tasks.ledger.draws import hold_draws
+from tasks.ledger.group_records import is_spare
+from tasks.ledger.group_transitions import group_rules
+from tasks.ledger.groups import on_group_due, stand_by
 from tasks.ledger.lifecycle import Event, Phase, Reason, WindowPhase
-from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
+from tasks.ledger.open_task import LEDGER_ADDRESS, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import (
     arm_running,
     blame_worker,
-    is_firm,
+    cancel_work,
     on_task_due,
     report,
     resume,
     search,
     turn_down,
     wake,
-    wind_up,
-    withdraw,
 )
 from tasks.ledger.proving import submit_window
 from tasks.ledger.questions import QuestionOf, question_of
-from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
 from tasks.ledger.serving_transitions import serving_rules
 from tasks.ledger.settlement import (
     bond_of,
     budget_of,
     check_affordable,
-    close_escrow,
-    pay_cancelled,
 )
 from tasks.ledger.trial_transitions import trial_rules
 from tasks.ledger.trials import step_trials
@@ -88,7 +87,7 @@ from tasks.proofs import (
     opening_from_value,
     window_proof_from_value,
 )
-from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec
 
 __all__ = [
     "ACCEPT_TASK",
@@ -401,7 +400,8 @@ class _Market:
         self._parameters = parameters
         self._question_of = question_of
 
-    def _scope(self, state: Overlay, context: Context, evidence: bytes | None = None) -> Scope:
+    def scope(self, state: Overlay, context: Context, evidence: bytes | None = None) -> Scope:
+        """Return what a transaction changes the state under."""
         return Scope(
             state, context.block, context.emit, self._parameters, actor=context.sender,
             evidence=context.transaction_hash if evidence is None else evidence, question_of=self._question_of,
@@ -409,7 +409,7 @@ class _Market:
 
     def case(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
         """Open a task for the sender of a transaction. Raises TaskUnknown."""
-        return Case.load(self._scope(state, context, evidence), task_id)
+        return Case.load(self.scope(state, context, evidence), task_id)
 
     # Registry
 
@@ -444,64 +444,10 @@ class _Market:
         return budget_of(task.spec, self._parameters).total
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
-        spec, now = task.spec, context.block.steady_ms
-        check_affordable(spec, self._parameters)
-        spec.plan().check()  # a job that could leave the exact range is refused here, where it is paid for
-        task_id = task_id_of(context.sender, context.nonce)
-        budget = budget_of(spec, self._parameters)
-        scope = self._scope(state, context)
-        vault = Vault.create(state, task_id, context.sender, context.emit, context.block.height)
-        vault.lock(Pool.PRICE, context.sender, budget.price, Purpose.PRICE)
-        vault.lock(Pool.VERIFICATION, context.sender, budget.verification, Purpose.VERIFICATION)
-        vault.lock(Pool.FEE, context.sender, budget.fee, Purpose.PROTOCOL_FEE)
-        vault.lock(Pool.PRICE, context.sender, budget.preparation, Purpose.PREPARATION)
-        record = TaskRecord(
-            id=task_id,
-            requester=context.sender,
-            phase=Phase.CREATED,
-            reason=Reason.CREATED,
-            created_height=context.block.height,
-            created_ms=now,
-            changed_height=context.block.height,
-            changed_ms=now,
-            deadline_ms=0,
-            match_at_ms=0,
-            match_by_ms=now + spec.match_ms,
-            worker=b"",
-            price_per_tera_unit=0,
-            rate=0,
-            busy=0,
-            attempts=0,
-            vain_offers=0,
-            assigned_ms=0,
-            excluded=(),
-            started_ms=0,
-            next_window=0,
-            final_windows=0,
-            target=spec.windows,
-            state_root=spec.init_root,
-            final_root=spec.init_root,
-            ending=0,
-            ending_reason=0,
-            history=0,
-            parked=0,
-            bid_height=0,
-            waker=b"",
-            own_from=0,
-            open_charge=0,
-            prepared=0,
-            base_fee=0,
-            is_new=0,
-            complaints=(),
-            rank=min(budget.total.bit_length() // 2, RANKS - 1),
-        )
-        case = Case(scope, record, is_new=True)
-        case.vault = vault
-        save_spec(state, task_id, task.raw)
-        state.put(by_requester_key(context.sender, now, task_id), b"\x01")
-        context.emit(TASK_CREATED(task_id, context.sender, spec_hash(task.raw), budget.total))
-        case.begin()
-        case.advance(Event.ADMIT, Reason.ADMITTED)  # the specification was checked whole when it was decoded
+        check_affordable(task.spec, self._parameters)
+        task.spec.plan().check()  # a job that could leave the exact range is refused here, where it is paid for
+        task_id, budget = task_id_of(context.sender, context.nonce), budget_of(task.spec, self._parameters)
+        case = begin_task(self.scope(state, context), task_id, context.sender, task.spec, task.raw, budget)
         search(case)
         case.save()
 
@@ -513,27 +459,10 @@ class _Market:
 
     def cancel(self, state: Overlay, task_id: bytes, context: Context) -> None:
         case = self._as_requester(state, context, task_id)
-        record, reason = case.record, Reason.REQUESTER_CANCELLED
-        if record.ending:
-            raise WrongPhase("ending")
-        match record.phase:
-            case Phase.MATCHING | Phase.DEGRADED if is_firm(case):
-                withdraw(case, reason)
-            case Phase.MATCHING:
-                case.advance(Event.CANCEL, reason)
-                close_escrow(case)
-            case Phase.ASSIGNED | Phase.PREPARING:  # a bid that cost nothing would have other bids pay more
-                pay_cancelled(case)
-                wind_up(case, Phase.CANCELLED, reason)
-            case Phase.DEGRADED | Phase.PAUSED:
-                wind_up(case, Phase.CANCELLED, reason)
-            case Phase.RUNNING:
-                # The window under way is still done and paid, so that no work in good faith is lost.
-                if record.next_window + 1 == record.target:
-                    raise WrongPhase("in its last window")
-                case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), target=record.next_window + 1)
-            case phase:
-                raise WrongPhase(phase.name.lower())
+        record = case.record
+        if record.group and (record.phase == Phase.MATCHING or is_spare(state, record)):
+            raise WrongPhase("a part of its group alone")
+        cancel_work(case, Reason.REQUESTER_CANCELLED)
         case.save()
 
     def top_up(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
@@ -585,6 +514,10 @@ class _Market:
 
     def start(self, state: Overlay, payload: Attestation, context: Context) -> None:
         case = self._as_worker(state, context, payload.task, payload.machine)
+        if is_spare(state, case.record):
+            stand_by(case)
+            case.save()
+            return
         case.advance(Event.START, Reason.STARTED)
         record = case.record
         case.change(started_ms=record.started_ms or case.now, attempts=record.attempts + 1)
@@ -595,6 +528,8 @@ class _Market:
         case = self._as_worker(state, context, payload.task)
         is_against = is_complaint(case.record.phase, payload.reason)
         match case.record.phase:
+            case Phase.STANDBY:  # what it has earned is lost
+                turn_down(case, Reason.WORKER_LEFT)
             case Phase.ASSIGNED:
                 is_excused = payload.reason != Reason.WORKER_LEFT or self._lacks_bond(case)
                 turn_down(case, Reason.WORKER_DECLINED, is_excused=is_excused, is_against=is_against)
@@ -692,6 +627,9 @@ class _Market:
             if due.slot == CARRIAGE_SLOT:
                 on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
                 continue
+            if due.slot == GROUP_SLOT:
+                on_group_due(scope(), due.subject)
+                continue
             case = Case.load(scope(), due.subject)
             if due.slot >= WINDOW_SLOTS:
                 on_custody_due(case, due.slot - WINDOW_SLOTS, due.time_ms)
@@ -750,7 +688,8 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
     )
     case = market.case
     of_case = *claim_rules(case), *dispute_rules(case), *custody_rules(case), *serving_rules(case)
-    others = *bond_rules(parameters), *of_case, *trial_rules(parameters)
+    of_groups = group_rules(parameters, market.scope)
+    others = *bond_rules(parameters), *of_case, *trial_rules(parameters), *of_groups
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 
 

@@ -133,8 +133,17 @@ def found_of(before: bytes, step_from: int, step_to: int, claim: Divergence | No
 
 
 _claims: dict[tuple[bytes, bytes], Diverged] = {}
-INIT_ROOT: Final = Segment(PROGRAM, 0, 1, [DATA, struct.pack("<2f", 7.0, 1.0)]).records[0].state_root
-_states[INIT_ROOT] = 0, struct.pack("<2f", 7.0, 1.0)
+
+
+def start_root(number: float) -> bytes:
+    """Return the root of a state that a job starts from."""
+    content = struct.pack("<2f", number, 1.0)
+    root = Segment(PROGRAM, 0, 1, [DATA, content]).records[0].state_root
+    _states[root] = 0, content
+    return root
+
+
+INIT_ROOT: Final = start_root(7.0)
 DATA_ROOT: Final = segment_of(INIT_ROOT, 0, 1).question().data
 
 

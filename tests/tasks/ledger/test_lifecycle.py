@@ -76,9 +76,9 @@ def test_every_phase_can_be_reached_and_left_and_ends_are_ends() -> None:
     assert {event for _, event in NEXT_WINDOW_PHASE} == set(WindowEvent)
 
 
-def test_every_phase_that_is_not_an_end_has_a_deadline_of_its_own_or_of_its_windows() -> None:
-    waits_for_windows = {Phase.OUTPUT, Phase.VERIFYING}
-    assert set(TIMEOUTS) == set(Phase) - ENDED - waits_for_windows - {Phase.CREATED}
+def test_every_phase_that_is_not_an_end_has_a_deadline_of_its_own_or_waits_for_others() -> None:
+    waits_for_others = {Phase.OUTPUT, Phase.VERIFYING, Phase.STANDBY}
+    assert set(TIMEOUTS) == set(Phase) - ENDED - waits_for_others - {Phase.CREATED}
     assert set(WINDOW_TIMEOUTS) == LIVE_WINDOW
     assert all((phase, event) in NEXT_PHASE for phase, event in TIMEOUTS.items())
     assert all((phase, event) in NEXT_WINDOW_PHASE for phase, event in WINDOW_TIMEOUTS.items())
