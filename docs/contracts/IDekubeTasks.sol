@@ -204,10 +204,27 @@ interface IDekubeTasks {
     /// @param window Number of the window, from 0.
     function serveWindow(bytes32 task, uint32 window) external;
 
+    /// @notice Create a group of tasks, and its first member; the value sent is exactly the budget of that
+    ///   (budgetOf).
+    /// @param specification The job: canonical CBOR of all that decides the result.
+    /// @param members Tasks that compute, 64 at most.
+    /// @param spares Machines that stand by.
+    function createGroup(bytes calldata specification, uint32 members, uint32 spares) external payable;
+
+    /// @notice Add the next members and spares of a group of the sender; the value sent is exactly their
+    ///   budget.
+    /// @param group Id of the group.
+    /// @param roots The state that each starts from, empty for a spare: canonical CBOR.
+    function addSeats(bytes32 group, bytes calldata roots) external payable;
+
+    /// @notice Cancel a group of the sender; what was proved is still paid.
+    /// @param group Id of the group.
+    function cancelGroup(bytes32 group) external;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
-    ///   10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
+    ///   9 standby, 10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
     /// @return reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
     ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
     ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
@@ -217,7 +234,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -262,7 +279,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -360,8 +377,8 @@ interface IDekubeTasks {
     /// @notice A task changed its phase.
     /// @param task Id of the task.
     /// @param before The phase before, numbered alike.
-    /// @param phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
-    ///   10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
+    /// @param phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused, 9
+    ///   standby, 10 output, 11 verifying, 13 settled, 14 failed, 15 cancelled, 16 expired.
     /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
     ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
     ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
@@ -371,7 +388,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -393,7 +410,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

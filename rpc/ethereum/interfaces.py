@@ -20,6 +20,7 @@ from state.primitives.address import format_address
 from tasks.claims import Fault
 from tasks.ledger.disputes import DisputeEnding, DisputePhase
 from tasks.ledger.events import EVENTS
+from tasks.ledger.group_records import GroupPhase
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.registry import NodeRole, NodeStatus
 
@@ -261,6 +262,24 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ),
     ("tasks", "createTask"): Text(
         "Create a task; the value sent is exactly its budget (budgetOf).", intent="Create a task"
+    ),
+    ("tasks", "createGroup"): Text(
+        "Create a group of tasks, and its first member; the value sent is exactly the budget of that (budgetOf).",
+        {"members": "Tasks that compute, 64 at most.", "spares": "Machines that stand by."},
+        "Create a group of tasks",
+    ),
+    ("tasks", "addSeats"): Text(
+        "Add the next members and spares of a group of the sender; the value sent is exactly their budget.",
+        {
+            "group": "Id of the group.",
+            "roots": "The state that each starts from, empty for a spare: canonical CBOR.",
+        },
+        "Add members to a group",
+    ),
+    ("tasks", "cancelGroup"): Text(
+        "Cancel a group of the sender; what was proved is still paid.",
+        {"group": "Id of the group."},
+        "Cancel a group of tasks",
     ),
     ("tasks", "cancelTask"): Text(
         "Cancel a task of the sender; what was proved is still paid.", intent="Cancel a task"
@@ -519,6 +538,24 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),
     ("tasks", "SeatDeclined"): Text(
         "A drawn machine left its seat of a window; another is drawn.", {"verifier": "The machine."}
+    ),
+    ("tasks", "GroupCreated"): Text(
+        "A group was created.",
+        {
+            "group": "Id of the group.",
+            "spec": "Hash of the specification of its first member.",
+            "members": "Tasks that compute.",
+            "spares": "Machines that stand by.",
+        },
+    ),
+    ("tasks", "GroupPhase"): Text(
+        "A group changed its phase.",
+        {
+            "group": "Id of the group.",
+            "before": "The phase before, numbered alike.",
+            "phase": f"Phase: {_names(GroupPhase)}.",
+            "reason": _REASON,
+        },
     ),
     ("tasks", "TaskCreated"): Text("A task was created.", {"spec": "Hash of its specification."}),
     ("tasks", "TaskPhase"): Text(

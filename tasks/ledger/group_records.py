@@ -27,7 +27,6 @@ from tasks.spec import JobSpec
 
 __all__ = [
     "BARRED_MAX",
-    "GROUP_EVENTS",
     "GROUP_HISTORY_MAX",
     "MEMBERS_MAX",
     "SPARES_PER",
@@ -59,7 +58,6 @@ GROUP_CREATED: Final = EventType(
 GROUP_PHASE: Final = EventType(
     _LEDGER_ADDRESS, "GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason)"
 )
-GROUP_EVENTS: Final = (GROUP_CREATED, GROUP_PHASE)
 
 MEMBERS_MAX: Final = 64
 SPARES_PER: Final = 8

@@ -106,7 +106,7 @@ def group_rules(
         ),
         # Each seat has a record, an escrow, and steps of its own at its match and its end.
         Rule(
-            ADD_SEATS, "add_seats", 8_000_000, _decode_seats, lambda seats: seats.amount, add,
+            ADD_SEATS, "add_seats", 4_000_000, _decode_seats, lambda seats: seats.amount, add,
             call=CallForm(LEDGER_ADDRESS, "addSeats(bytes32 group, bytes roots)", value_at=2, nested=("roots",)),
         ),
         Rule(

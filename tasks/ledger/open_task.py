@@ -14,7 +14,7 @@ from state.transition.rules import BlockContext
 from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
 from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
-from tasks.ledger.group_records import GROUP_EVENTS, follow_seat
+from tasks.ledger.group_records import follow_seat
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
@@ -75,7 +75,6 @@ LEDGER_EVENTS: Final = (
     WINDOW_PHASE,
     SEAT_DRAWN,
     SEAT_DECLINED,
-    *GROUP_EVENTS,
 )
 
 CHAIN: Final = bytes(ADDRESS_BYTES)

@@ -27,12 +27,14 @@ def seat_groups(members: int, spares: int) -> list[list[bytes]]:
     return [roots[at : at + SEATS_PER_STEP] for at in range(0, len(roots), SEATS_PER_STEP)]
 
 
-def add_rest(world: World, group: bytes, job: JobSpec, members: int, spares: int) -> str | None:
+def add_rest(
+    world: World, group: bytes, job: JobSpec, members: int, spares: int, sender: bytes = REQUESTER
+) -> str | None:  # fmt: skip
     """Add the seats after seat 0; return the first refusal."""
     for roots in seat_groups(members, spares):
         last = sum(not root for root in roots)
         due = seats_budget(job, len(roots) - last, last, world.parameters)
-        refusal = world.send(REQUESTER, ADD_SEATS, [group, list(roots), due])
+        refusal = world.send(sender, ADD_SEATS, [group, list(roots), due])
         if refusal is not None:
             return refusal
     return None

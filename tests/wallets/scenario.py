@@ -100,7 +100,10 @@ WITHOUT_TRIALS: Final = {
     "judgeTrial": ((NOWHERE[:42], "0x" + encode([_HASH]).hex()), "wrong_phase"),
 }
 """Arguments, and why they are refused: this network has no speed trials."""
+WITHOUT_GROUPS: Final = ("addSeats", "cancelGroup")
+"""Refused as nobody has created a group here."""
 NEVER_DONE: Final = frozenset((
+    "createGroup", *WITHOUT_GROUPS,
     "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL,
     *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY, *WITHOUT_TRIALS,
 ))  # fmt: skip
@@ -113,11 +116,13 @@ STATE_REASONS: Final = {
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
     **{name: reason for name, (_, reason) in WITHOUT_TRIALS.items()},
+    **dict.fromkeys(WITHOUT_GROUPS, "group_unknown"),
 }  # fmt: skip
 """Why the state refuses a stranger; every other function of the task ledger knows no such task."""
 NEVER_BY_STATE: Final = frozenset(
     (
         "createTask",
+        "createGroup",
         "fundCarriage",
         "carriageOf",
         "isRegistered",
@@ -532,7 +537,7 @@ class Play:
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "14",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
-            "size": "1", **CHUNKS,
+            "size": "1", "roots": "0x" + encode([_HASH]).hex(), "members": "1", **CHUNKS,
             "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
             "shown": "0x" + encode(plain_claim_to_value(PLAIN_CLAIM)).hex(),

@@ -276,6 +276,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                     "claimed", "keyed", "plain",
                 )
             ),
+            *(f"tasks.ledger.group_transitions:_decode_{name}" for name in ("create", "seats", "group")),
             *(f"tasks.ledger.trial_transitions:_decode_{name}" for name in ("nothing", "commit", "show", "judge")),
             "tasks.ledger.serving_transitions:_decode_serve",
             "tasks.trials:shown_from_value",

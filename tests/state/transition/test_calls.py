@@ -58,6 +58,7 @@ from tasks.ledger.custody_transitions import (
 )
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import DisputePhase, load_dispute
+from tasks.ledger.group_transitions import ADD_SEATS, CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
@@ -103,6 +104,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
+from tests.tasks import groups
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.ledger.test_trials import TRIALS, play_trials
@@ -196,6 +198,14 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
     ),
     SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
+    CREATE_GROUP: st.builds(
+        lambda match_ms, members: [encode_spec(spec(match_ms=match_ms)), members, 1],
+        st.integers(1, 10**6), st.integers(1, 64),
+    ),
+    ADD_SEATS: st.builds(
+        lambda group, root, amount: [group, [root, b""], amount], hashes, hashes, amounts
+    ),
+    CANCEL_GROUP: st.builds(lambda group: [group], hashes),
     ASK_TRIAL: st.just([]),
     COMMIT_TRIAL: st.builds(lambda root, amount: [9, root, amount], hashes, amounts),
     SHOW_TRIAL: st.builds(lambda before, after: [[[3, before, after, [after], []]]], hashes, hashes),
@@ -497,6 +507,9 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run_to(paused, Phase.PAUSED)
     assert world.send(REQUESTER, TOP_UP_TASK, [paused, COIN]) is None
     assert world.send(REQUESTER, RESUME_TASK, [paused]) is None
+
+    group = groups.create(world, 2, 1)
+    assert world.send(REQUESTER, CANCEL_GROUP, [group]) is None
 
     late = world.create()
     world.time_ms += spec().match_ms

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -94,7 +95,7 @@ def books() -> st.SearchStrategy[tuple[list[Ask], list[Bid]]]:
     )
     bids = st.lists(st.tuples(st.integers(1, 14), st.integers(0, 3), st.integers(0, 1)), max_size=6)
 
-    def made(pair: tuple[list[tuple[int, ...]], list[tuple[int, int, int]]]) -> tuple[list[Ask], list[Bid]]:
+    def made(pair: tuple[list[Any], list[tuple[int, int, int]]]) -> tuple[list[Ask], list[Bid]]:
         machines = [
             ask(at + 1, price, rate, slots=slots, funds=funds, owner=100 + owner)
             for at, (price, rate, slots, funds, owner) in enumerate(pair[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,13 @@ from billing.escrow import Movement, Purpose, escrow_totals
 from state.primitives.codec import encode
 from state.view.accounts import balance_of
 from tasks.ledger import queries
+from tasks.ledger.bands import rate_top
 from tasks.ledger.group_records import (
     GROUP_HISTORY_MAX,
     GROUP_LIMIT_BYTES,
     GroupPhase,
     holders_of,
     load_group,
-    rate_top,
     seat_spec,
     seat_task,
 )
@@ -313,14 +314,9 @@ def test_records_are_bounded() -> None:
     world = market(0)
     group = load_group(world.state, create(world, 64, 8))
     change = group.history[0]._replace(height=2**63, time_ms=2**63)
-    most = group._replace(
-        **{
-            name: 2**63
-            for name, value in zip(group._fields, group, strict=True)
-            if type(value) is int and name not in ("members", "spares")
-        },
-        history=(change,) * GROUP_HISTORY_MAX,
-    )
+    numbers = [name for name, value in zip(group._fields, group, strict=True) if type(value) is int]
+    fields: dict[str, Any] = dict.fromkeys(numbers, 2**63)
+    most = group._replace(**fields, history=(change,) * GROUP_HISTORY_MAX)
     assert len(encode([*most[:-1], [list(each) for each in most.history]])) < GROUP_LIMIT_BYTES
     task = load_task(world.state, seat_task(group.id, 63))
     big = task._replace(excluded=tuple(bytes([at]) * 20 for at in range(128)), complaints=(b"m" * 20,) * 8)
@@ -344,29 +340,29 @@ def test_money_is_kept_and_each_group_ends_whatever_machines_and_requesters_do(s
     for _ in range(60):
         group = chance.choice(created)
         tasks = seats(world, group)
-        task, machine = chance.choice(tasks), bytes([chance.randrange(1, 7)]) * 20
+        task, actor = chance.choice(tasks), bytes([chance.randrange(1, 7)]) * 20
         reasons = (Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_UNFIT)
         match chance.randrange(14):
             case 0:
                 world.send(REQUESTER, CANCEL_TASK, [task.id])
             case 1:
-                world.send(task.worker or machine, GIVE_UP_TASK, [task.id, int(chance.choice(reasons))])
+                world.send(task.worker or actor, GIVE_UP_TASK, [task.id, int(chance.choice(reasons))])
             case 2:
                 world.send(REQUESTER, RESUME_TASK, [task.id])
             case 3:
-                world.send(machine, chance.choice([SUSPEND_NODE, RETIRE_NODE]), [])
+                world.send(actor, chance.choice([SUSPEND_NODE, RETIRE_NODE]), [])
             case 4:
                 world.send(REQUESTER, TOP_UP_TASK, [task.id, DKB])
             case 5:
-                world.send(machine, POKE, [task.id])
+                world.send(actor, POKE, [task.id])
             case 6 if chance.randrange(4) == 0:
                 world.send(REQUESTER, CANCEL_GROUP, [group])
         world.block(chance.choice((500, 1_000, 1_000, 3_000, 9_000, 40_000)))
         world.act()
         for each in created:
             check_counts(world, each)
-    for name in world.machines:
-        world.machines[name] = IDLE
+    for machine in world.machines:
+        world.machines[machine] = IDLE
     for _ in range(60):
         world.block(600_000)
     for group in created:
@@ -377,8 +373,8 @@ def test_money_is_kept_and_each_group_ends_whatever_machines_and_requesters_do(s
         for task in seats(world, group):
             assert task.phase in ENDED, task
             assert escrow_totals(world.state, task.id).locked == 0
-    for name in world.machines:
-        node = queries.find_node(world.state, name)
+    for machine in world.machines:
+        node = queries.find_node(world.state, machine)
         assert node is None or node.busy_slots == 0
 
 

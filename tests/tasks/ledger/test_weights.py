@@ -45,12 +45,14 @@ from tasks.ledger import (
     claim_transitions,
     custody_transitions,
     dispute_transitions,
+    group_transitions,
     serving_transitions,
     transitions,
     trial_transitions,
 )
 from tasks.ledger.custody_records import load_custody
 from tasks.ledger.disputes import MOVE_GAS
+from tasks.ledger.group_transitions import CANCEL_GROUP
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
@@ -91,6 +93,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tasks.trials import LINKS_MAX, SAMPLES_MAX, ShownLink, shown_to_value
 from tests.ethereum import sign_dynamic
+from tests.tasks import groups
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
@@ -167,6 +170,10 @@ def largest(kind: int) -> list[Value]:
             return []
         case transitions.CREATE_TASK:
             return [encode_spec(job)]
+        case group_transitions.CREATE_GROUP:
+            return [encode_spec(job), 64, 8]
+        case group_transitions.ADD_SEATS:
+            return [task, [h] * 8, amount]
         case transitions.START_TASK:
             return [task, task]
         case transitions.SUBMIT_WINDOW:
@@ -273,9 +280,21 @@ def play_unserved() -> None:
     world.run(world.create(), until=lambda record: record.reason == Reason.NOT_SERVED)
 
 
+def play_groups() -> None:
+    """A group of as many seats as there may be is made, and ends; the last seats make it a bid."""
+    world = World()
+    for at in range(80):
+        world.add_machine(at + 1, roles=WORK)
+    groups.create(world, 64, 8)
+    world.block()
+    other = groups.create(world, 64, 8)
+    assert world.send(REQUESTER, CANCEL_GROUP, [other]) is None
+
+
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
     play_trials()
+    play_groups()
     for seed in range(4):
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind
