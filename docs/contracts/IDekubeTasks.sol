@@ -355,6 +355,31 @@ interface IDekubeTasks {
     event DivergenceClaimed(bytes32 indexed task, address indexed worker, uint256 window, uint256 step,
         uint256 store);
 
+    /// @notice A group was created.
+    /// @param group Id of the group.
+    /// @param requester Who pays the task.
+    /// @param spec Hash of the specification of its first member.
+    /// @param members Tasks that compute.
+    /// @param spares Machines that stand by.
+    event GroupCreated(bytes32 indexed group, address indexed requester, bytes32 spec, uint256 members,
+        uint256 spares);
+
+    /// @notice A group changed its phase.
+    /// @param group Id of the group.
+    /// @param before The phase before, numbered alike.
+    /// @param phase Phase: 1 matching, 2 running, 3 paused, 4 ended.
+    /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
+    ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
+    ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
+    ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
+    ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
+    ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
+
     /// @notice A drawn machine left its seat of a window; another is drawn.
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.

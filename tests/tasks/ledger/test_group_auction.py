@@ -54,7 +54,7 @@ def reference(offers: Sequence[Offer], members: int, spares: int) -> tuple[int, 
     return best
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 9), st.integers(80, 130), st.integers(1, 4)), max_size=12),
     members=st.integers(1, 5), spares=st.integers(0, 2),
@@ -149,7 +149,7 @@ class Left:
         ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(book=books())
 def test_a_group_has_all_its_machines_or_none(book: tuple[list[Ask], list[Bid]]) -> None:
     asks, bids = book
@@ -177,7 +177,7 @@ def test_a_group_has_all_its_machines_or_none(book: tuple[list[Ask], list[Bid]])
             assert could(order, asks) == (order in outcome.outbid)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(book=books(), seed=st.integers(0, 1000))
 def test_the_order_of_what_is_given_changes_nothing(book: tuple[list[Ask], list[Bid]], seed: int) -> None:
     asks, bids = book
@@ -186,7 +186,7 @@ def test_the_order_of_what_is_given_changes_nothing(book: tuple[list[Ask], list[
     assert mixed == clear(asks, bids, bond)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(book=books())
 def test_only_somebody_who_went_without_raises_a_price(book: tuple[list[Ask], list[Bid]]) -> None:
     asks, bids = book
