@@ -118,7 +118,7 @@ def largest_task() -> TaskRecord:
     times = {name: MS for name in TaskRecord._fields if name.endswith("_ms")}
     fields = filled(
         TaskRecord, phase=Phase.EXPIRED, reason=Reason.RESULT_LOST, excluded=excluded,
-        price_per_tera_unit=AMOUNT, **times,
+        price_per_tera_unit=AMOUNT, group=b"g" * 33, **times,
     )  # fmt: skip
     return TaskRecord(**fields)  # type: ignore[arg-type]
 
