@@ -32,6 +32,7 @@ from node.market.key_shares import KeyShares
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
 from node.market.task_keys import TaskKeys
+from node.market.trials import SpeedTrials
 from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from node.market.worker import Worker
@@ -90,7 +91,7 @@ OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
 """Transactions for which the account reserves the fees when it raises its bond."""
 MOVED_ON: Final = (
     "wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed", "move_refused",
-    "move_too_soon", "dispute_unknown", "challenge_unknown", "custody_unknown", "custody_refused",
+    "move_too_soon", "dispute_unknown", "challenge_unknown", "custody_unknown", "custody_refused", "nothing_due",
 )  # fmt: skip
 """Refusals that mean that the chain no longer requires this duty."""
 
@@ -161,6 +162,7 @@ class DutyService:
             ledger, network, wallet, keys, inputs, blobs, files(kind="share"),
             (lambda: keeper.room_bytes) if "storage" in options.roles else None,
         )  # fmt: skip
+        self.trials = SpeedTrials(ledger, wallet, executor, parameters, data_dir / "trials")
         self.challenges = Challenges(ledger, wallet, inputs, executor, data_dir / "challenges", secret=secret)
 
     def serve(self) -> None:
@@ -221,6 +223,10 @@ class DutyService:
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
             "window_not_fetched": self._worker.windows_not_fetched,
+            "trial_computed": self.trials.committed,
+            "trial_missed": self.trials.missed,
+            "trial_checked": self.trials.judged,
+            "trial_found_wrong": self.trials.found_wrong,
         }
 
     @property
@@ -339,6 +345,8 @@ class DutyService:
             key = (check.action, check.task, check.window, check.is_jury)
             self._start(nursery, key, verifier.seal if check.action is Action.SEAL else verifier.reveal, check)
         self._look_at_disputes(nursery)
+        for due in self.trials.look():
+            self._start(nursery, due.key, due.function, *due.arguments)
         for kept in custody_duties(state, self.address):
             name = ("custody", kept.task, kept.window, kept.action, kept.chunk)
             self._start(nursery, name, self._keeper.perform, kept)

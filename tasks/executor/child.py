@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from tasks.engines.arrays import Arrays
     from tasks.engines.plan import TrainingPlan
     from tasks.executor.job import ChildFrame, ParentFrame, Train
+    from tasks.executor.linking import RunLinks
     from tasks.executor.playing import Play
 
 __all__ = ["main", "warm_up_plan"]
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Least time between two reports of progress; also how soon an order to end is heard between steps."""
+LINKS_INTERVAL_S: Final = 0.1
+"""The same for links of a speed trial: what was not reported as a trial ends does not count."""
 STDIN: Final = 0
 """The end of a pipe that the supervisor holds open and writes nothing to."""
 THREADS: Final = {
@@ -146,6 +149,7 @@ def _warm_up(arrays: Arrays) -> None:
     trainer = Trainer(plan, dataset, arrays, state)
     trainer.run_segment(1)
     trainer.evaluate()
+    import tasks.engines.trial_runs
     import tasks.executor.loading
     import tasks.executor.segments  # noqa: F401  for a game
 
@@ -153,6 +157,7 @@ def _warm_up(arrays: Arrays) -> None:
 def _serve(link: _Link, arrays: Arrays) -> int:
     from state.primitives.errors import DekubeError
     from tasks.executor.job import Failed, Train
+    from tasks.executor.linking import RunLinks
     from tasks.executor.playing import Play
 
     try:
@@ -161,6 +166,8 @@ def _serve(link: _Link, arrays: Arrays) -> int:
                 _train(link, arrays, order)
             case Play() as order:
                 _play(link, arrays, order)
+            case RunLinks() as order:
+                _run_links(link, arrays, order)
             case _:
                 raise _Orphaned
     except DekubeError as error:
@@ -236,6 +243,28 @@ def _play(link: _Link, arrays: Arrays, order: Play) -> None:
         if not isinstance(message, MoreMoves):
             raise _Orphaned
         moves = message.moves
+
+
+def _run_links(link: _Link, arrays: Arrays, order: RunLinks) -> None:
+    """Run links of a speed trial and report their results; a chain goes on until the supervisor ends it."""
+    from tasks.engines.trial_runs import LinkRunner
+    from tasks.executor.job import Finished
+    from tasks.executor.linking import RESULTS_MAX, Links
+    from tasks.trials import LINKS_MAX, next_state
+
+    runner = LinkRunner(order.seed, order.width, arrays)
+    results: list[bytes] = []
+    state, due = order.befores[0], time.perf_counter() + LINKS_INTERVAL_S
+    for number in range(LINKS_MAX if order.is_chain else len(order.befores)):
+        results.append(runner.result(state if order.is_chain else order.befores[number]))
+        state = next_state(state, results[-1])
+        if len(results) == RESULTS_MAX or time.perf_counter() >= due:
+            link.check()
+            link.send(Links(tuple(results)))
+            results, due = [], time.perf_counter() + LINKS_INTERVAL_S
+    if results:
+        link.send(Links(tuple(results)))
+    link.send(Finished(0, 0))
 
 
 class _Pulse:

@@ -18,6 +18,7 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.executor.linking import Links, RunLinks, links_from, links_to_value, run_links_from
 from tasks.executor.playing import (
     ANSWER_LIMIT_BYTES,
     MOVES_LIMIT_BYTES,
@@ -50,8 +51,8 @@ TEXT_MAX: Final = 400
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
-_HELLO, _PROGRESS, _SEGMENT, _FINISHED, _FAILED, _PLAYED = 1, 2, 3, 4, 5, 6
-_TRAIN, _CANCEL, _PLAY, _MORE_MOVES = 1, 2, 3, 4
+_HELLO, _PROGRESS, _SEGMENT, _FINISHED, _FAILED, _PLAYED, _LINKS = 1, 2, 3, 4, 5, 6, 7
+_TRAIN, _CANCEL, _PLAY, _MORE_MOVES, _RUN_LINKS = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Cancel:
     """To the process: end now."""
 
 
-Order: TypeAlias = Train | Play
+Order: TypeAlias = Train | Play | RunLinks
 ParentFrame: TypeAlias = Order | MoreMoves | Cancel
 
 
@@ -280,7 +281,7 @@ class Failed:
     text: str
 
 
-ChildFrame: TypeAlias = Hello | Progress | Segment | Played | Finished | Failed
+ChildFrame: TypeAlias = Hello | Progress | Segment | Played | Links | Finished | Failed
 
 
 def frame(body: bytes) -> bytes:
@@ -295,6 +296,10 @@ def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
             return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), model]))
         case Play():
             return frame(encode([_PLAY, *play_to_value(message)]))
+        case RunLinks():
+            return frame(encode([_RUN_LINKS, *links_to_value(message)]))
+        case Links(results):
+            return frame(encode([_LINKS, b"".join(results)]))
         case MoreMoves(moves):
             return frame(encode([_MORE_MOVES, list(moves)]))
         case Cancel():
@@ -325,6 +330,8 @@ def decode_parent_frame(body: bytes) -> ParentFrame:
             return play_from(play)
         case [4, list(moves)]:
             return MoreMoves(moves_from(moves))
+        case [5, *links]:
+            return run_links_from(links)
         case _:
             raise DecodeError("not a frame for a job")
 
@@ -341,7 +348,13 @@ def child_frame_limit(plan: TrainingPlan | TuningPlan) -> int:
 
 def answer_limit(order: Order) -> int:
     """Return the size that no frame from a process with ``order`` exceeds."""
-    return child_frame_limit(order.job.plan) if isinstance(order, Train) else ANSWER_LIMIT_BYTES
+    match order:
+        case Train():
+            return child_frame_limit(order.job.plan)
+        case Play():
+            return ANSWER_LIMIT_BYTES
+        case RunLinks():
+            return SMALL_FRAME_BYTES
 
 
 def decode_child_frame(body: bytes, limit_bytes: int) -> ChildFrame:
@@ -362,6 +375,8 @@ def decode_child_frame(body: bytes, limit_bytes: int) -> ChildFrame:
             return Failed(reason, text)
         case [6, bytes(move)] if len(move) <= MOVE_LIMIT_BYTES:
             return Played(move)
+        case [7, bytes(results)]:
+            return links_from(results)
         case _:
             raise DecodeError("not a frame of a job")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from tasks.executor.errors import JobFailed, JobGivenUp, JobStalled
 from tasks.executor.failure_count import ENDS_MAX, ENDS_WITHIN_S, Ends, JobEnd, code_of
 from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, SegmentRecord, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
+from tasks.executor.linking import Links, RunLinks
 from tasks.executor.players import Players
 from tasks.executor.playing import Play, Played
 from tasks.executor.results import TaskResult, Verdict, WindowResult
@@ -80,6 +82,7 @@ class Executor:
         self._backend = backend or ProcessBackend(options.process, self._scratch)
         self._jobs = trio.CapacityLimiter(options.jobs_max)
         self._verifications = trio.CapacityLimiter(options.verifications_max)
+        self._link_checks = trio.CapacityLimiter(1)
         self._players = Players(self._backend)
         self._status: dict[bytes, JobStatus] = {}
 
@@ -223,6 +226,41 @@ class Executor:
                 self._on_end(JobEnd(task, code_of(error), str(error), count, is_check=True))
             raise
 
+    async def run_chain(
+        self, seed: bytes, width: int, before: bytes, on_results: Callable[[tuple[bytes, ...]], Awaitable[None]]
+    ) -> None:
+        """Run links of a speed trial from the state ``before`` on until cancelled; all jobs stand still meanwhile.
+
+        They do from the moment on in which the process is ready. Raises JobFailed, JobStalled, IsolationMissing,
+        EngineMissing.
+        """
+        with ExitStack() as stack:
+
+            async def listen(message: ChildFrame) -> None:
+                match message:
+                    case Hello():
+                        stack.enter_context(self._backend.pause())
+                    case Links(results):
+                        await on_results(results)
+                    case _:
+                        pass
+
+            await self._backend.run(RunLinks(seed, width, (before,), is_chain=True), listen)
+
+    async def check_links(self, seed: bytes, width: int, befores: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return the results of the links of a speed trial that begin with these states. Raises like run_chain."""
+        found: list[bytes] = []
+
+        async def listen(message: ChildFrame) -> None:
+            if isinstance(message, Links):
+                found.extend(message.results)
+
+        async with self._link_checks:
+            await self._backend.run(RunLinks(seed, width, befores, is_chain=False), listen)
+        if len(found) != len(befores):
+            raise JobFailed(reason="bad_frame", text=f"{len(found)} results of {len(befores)} links")
+        return tuple(found)
+
     def forget_game(self, game: bytes) -> None:
         """End the process of a game, so that the next move begins with the whole segment."""
         self._players.forget(game)
@@ -361,7 +399,7 @@ class _Run:
                 if self._record.step != self._job.total_steps:
                     raise JobFailed(reason="bad_frame", text="finished before its last step")
                 self._accuracy = (right, samples)
-            case Failed() | Played():
+            case Failed() | Played() | Links():
                 pass  # the backend raises it, or refuses it
 
     def _note(self, step: int) -> None:

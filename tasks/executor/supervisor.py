@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -40,6 +40,8 @@ from tasks.executor.job import (
     decode_child_frame,
     encode_frame,
 )
+from tasks.executor.linking import Links, RunLinks
+from tasks.executor.pauses import Pauses
 from tasks.executor.playing import MoreMoves, Play, Played
 
 __all__ = [
@@ -124,12 +126,20 @@ class Backend(Protocol):
     async def end_leftovers(self) -> int:
         """End the jobs that an earlier life of this node left running; return how many there were."""
 
+    def pause(self) -> AbstractContextManager[None]:
+        """Have all jobs stand still meanwhile, but for chains of speed trials."""
+
 
 class ProcessBackend:
     """Jobs as processes of this machine, for the built-in kinds of work only."""
 
     def __init__(self, options: ProcessOptions, scratch: Path | None = None) -> None:
         self._options, self._scratch = options, scratch
+        self._pauses = Pauses()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """See Backend."""
+        return self._pauses.hold()
 
     async def probe(self) -> Capabilities:
         """See Backend: runs a job of one step."""
@@ -156,7 +166,12 @@ class ProcessBackend:
             try:
                 ours.setblocking(False)
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-                await _Watch(self._options, order, process, stream, listener, more).run()
+                is_trial = isinstance(order, RunLinks) and order.is_chain
+                with ExitStack() as stack:
+                    if not is_trial:
+                        stack.enter_context(self._pauses.joined(process))
+                    pauses = Pauses() if is_trial else self._pauses
+                    await _Watch(self._options, order, process, stream, listener, more, pauses).run()
             finally:
                 await process.end()
         finally:
@@ -241,9 +256,11 @@ class _Watch:
         stream: trio.SocketStream,
         listener: Listener,
         more: MoveSource | None,
+        pauses: Pauses,
     ) -> None:
         self._options, self._order, self._process = options, order, process
         self._stream, self._listener, self._more = stream, listener, more
+        self._pauses, self._paused_s = pauses, pauses.total_s
         self._is_waiting = False
         """It has answered, and was given no further moves."""
         self._log = bytearray()
@@ -310,7 +327,7 @@ class _Watch:
                     return await self._stream.receive_some(_RECEIVE_BYTES)
                 except trio.BrokenResourceError:
                     return b""
-            if self._is_waiting:
+            if self._is_waiting or self._pauses.is_held:
                 quiet, self._stall_at = 0.0, trio.current_time() + options.no_progress_s
                 continue
             if trio.current_time() >= self._stall_at:
@@ -338,15 +355,26 @@ class _Watch:
                 self._is_waiting = True
             case Played():
                 raise JobFailed(reason="bad_frame", text="out of turn")
+            case Links() if isinstance(self._order, RunLinks):
+                self._advance(self._step + 1)
+            case Links():
+                raise JobFailed(reason="bad_frame", text="out of turn")
             case Progress(step) | Segment(step_to=step):
-                if step > self._order.step_to:
+                if isinstance(self._order, RunLinks) or step > self._order.step_to:
                     raise JobFailed(reason="bad_frame", text="beyond the order")
                 self._advance(step)
+                if isinstance(message, Segment):
+                    message = self._without_pauses(message)
             case Finished() | Failed():
                 self._end = message
         started = trio.current_time()
         await self._listener(message)
         self._stall_at += trio.current_time() - started
+
+    def _without_pauses(self, segment: Segment) -> Segment:
+        """Return a segment whose time is without that in which its process had to stand still."""
+        paused_s, self._paused_s = self._pauses.total_s - self._paused_s, self._pauses.total_s
+        return replace(segment, compute_ms=max(1, segment.compute_ms - int(1000 * paused_s)))
 
     def _advance(self, step: int) -> None:
         """Grant more time, but only for a step that was not reported before."""

@@ -93,6 +93,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.simulation.__main__": "the command line of tasks.simulation.campaign",
     "tasks.simulation.campaign": "plays markets in processes and keeps their results in files",
     "tasks.executor.child": "the job's process: its pipes, its limits",
+    "tasks.executor.pauses": "stops job processes (signals)",
     "tasks.executor.players": "keeps the processes of games (trio)",
     "tasks.executor.sandbox": "shuts the job's process in; reads its pipes",
     "tasks.executor.service": "runs jobs for the node (trio)",

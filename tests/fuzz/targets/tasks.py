@@ -48,6 +48,7 @@ from tasks.executor.job import (
     encode_frame,
 )
 from tasks.executor.journal import Journal
+from tasks.executor.linking import Links, RunLinks
 from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
@@ -367,6 +368,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     job_frames = (
         Train(RUN, BLOB, None, 5, True), Cancel(), Hello("cpu:numpy", frozenset({"net"})), Progress(5), SEGMENT,
         Finished(3, DATA.rows), Failed("reason", "text"), MoreMoves((b"one", b"two")), Played(b"three"),
+        RunLinks(bytes(32), 64, (bytes(32),) * 2, is_chain=False), Links((bytes(32),) * 3),
         Play(make_spec(), BLOB, b"state", bytes(32), 0, 5, Side.CHALLENGER, RECORD, bytes(32), (b"one",)),
     )  # fmt: skip
     yield "job frames", Target(
@@ -374,7 +376,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         (
             "tasks.executor.job:decode_parent_frame", "tasks.executor.job:decode_child_frame",
             "tasks.executor.job:FrameReader.feed", "tasks.executor.playing:play_from",
-            "tasks.executor.playing:moves_from",
+            "tasks.executor.playing:moves_from", "tasks.executor.linking:run_links_from",
+            "tasks.executor.linking:links_from",
         ),
     )  # fmt: skip
     segment = encode_frame(SEGMENT)[4:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 import pytest
 import trio
@@ -32,6 +32,9 @@ class Echo:
         self.starts: list[tuple[bytes, ...]] = []
         self.ends = 0
         self.fails_at = -1
+
+    def pause(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def probe(self) -> Capabilities:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,6 +140,9 @@ class Dying:
 
     def __init__(self, segments: list[Segment]) -> None:
         self._left = segments
+
+    def pause(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def probe(self) -> Capabilities:
         return Capabilities("cpu:numpy", frozenset())
