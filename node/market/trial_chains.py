@@ -12,7 +12,7 @@ from state.primitives.hashing import HASH_BYTES, digest
 from tasks.executor.linking import RESULTS_MAX
 from tasks.trials import LINKS_MAX, first_state, next_state
 
-__all__ = ["TrialChains"]
+__all__ = ["TrialChains", "read_chain"]
 
 _CHECK_BYTES: Final = 8
 _RECORD_BYTES_MAX: Final = HASH_BYTES * RESULTS_MAX
@@ -29,26 +29,16 @@ class TrialChains:
     def load(self, seed: bytes) -> list[bytes]:
         """Return the states of a chain, as far as its file is whole; what follows is cut off."""
         path = self._path(seed)
-        states = [first_state(seed)]
         try:
             if path.stat().st_size > _FILE_BYTES_MAX:
                 path.unlink()
-                return states
             content = path.read_bytes()
         except FileNotFoundError:
-            return states
-        at = 0
-        while at < len(content):
-            size = int.from_bytes(content[at : at + 2], "big")
-            results = content[at + 2 : at + 2 + size]
-            check = content[at + 2 + size : at + 2 + size + _CHECK_BYTES]
-            if not 0 < size <= _RECORD_BYTES_MAX or size % HASH_BYTES or check != _check(seed, results):
-                os.truncate(path, at)
-                break
-            for each in range(0, size, HASH_BYTES):
-                states.append(next_state(states[-1], results[each : each + HASH_BYTES]))
-            at += 2 + size + _CHECK_BYTES
-        return states[: LINKS_MAX + 1]
+            return [first_state(seed)]
+        states, whole = read_chain(seed, content)
+        if whole < len(content):
+            os.truncate(path, whole)
+        return states
 
     def idle_s(self, seed: bytes, now: float) -> float:
         """Return how long ago the file grew last by the clock of this machine, 0 for a chain without one."""
@@ -79,6 +69,21 @@ class TrialChains:
 
     def _path(self, seed: bytes) -> Path:
         return self._folder / seed.hex()
+
+
+def read_chain(seed: bytes, content: bytes) -> tuple[list[bytes], int]:
+    """Return the states of a chain and how much of its file is whole: records end at one that is damaged."""
+    states, at = [first_state(seed)], 0
+    while at < len(content) and len(states) <= LINKS_MAX:
+        size = int.from_bytes(content[at : at + 2], "big")
+        results = content[at + 2 : at + 2 + size]
+        check = content[at + 2 + size : at + 2 + size + _CHECK_BYTES]
+        if not 0 < size <= _RECORD_BYTES_MAX or size % HASH_BYTES or check != _check(seed, results):
+            break
+        for each in range(0, size, HASH_BYTES):
+            states.append(next_state(states[-1], results[each : each + HASH_BYTES]))
+        at += 2 + size + _CHECK_BYTES
+    return states[: LINKS_MAX + 1], at
 
 
 def _check(seed: bytes, results: bytes) -> bytes:

@@ -48,6 +48,7 @@ from node.market.challenges import decode_found
 from node.market.key_shares import ShareBook, decode_kept, decode_share, encode_kept
 from node.market.promises import decode_published
 from node.market.task_keys import decode_key_question, decode_window_keys
+from node.market.trial_chains import read_chain
 from node.relay.home import RelayHomeOptions
 from node.relay.settlement_gateway import funds_from_document
 from node.signer.home import SignerHomeOptions, load_signer_options
@@ -272,6 +273,14 @@ def targets() -> Iterator[tuple[str, Target]]:
             decode_found,
             (encode([3, b"w" * 32, b"r" * 32, 7, b"s" * 32]),),
             ("node.market.challenges:decode_found",),
+        ),
+    )
+    yield (
+        "chain of a trial",
+        Target(
+            lambda data: read_chain(bytes(32), data),
+            ((32).to_bytes(2, "big") + bytes(32) + digest(b"trial-file", bytes(64))[:8],),
+            ("node.market.trial_chains:read_chain", "node.market.trial_chains:TrialChains.load"),
         ),
     )
     yield "genesis file", Target(
