@@ -25,7 +25,16 @@ from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.vrf import vrf_key_of
 
-__all__ = ["COIN", "CUSTODY_PARAMETERS", "MEMBERS_MAX", "Member", "Placement", "Plan", "make_plan"]
+__all__ = [
+    "COIN",
+    "CUSTODY_PARAMETERS",
+    "MEMBERS_MAX",
+    "TRIAL_PARAMETERS",
+    "Member",
+    "Placement",
+    "Plan",
+    "make_plan",
+]
 
 COIN: Final = 10**18
 MEMBERS_MAX: Final = 100
@@ -70,6 +79,18 @@ CUSTODY_PARAMETERS: Final[dict[str, int]] = {
     "tasks.custody_fee_min": 5_000_000_000_000,
 }
 """Custody of results, which `dekube testnet up` has by default: with clocks to watch."""
+
+
+TRIAL_PARAMETERS: Final[dict[str, int]] = {
+    "tasks.trial_ms": 2_000,
+    "tasks.trial_slack_ms": 4_000,
+    "tasks.trial_step_ms": 30_000,
+    "tasks.trial_pause_ms": 60_000,
+    "tasks.trial_valid_ms": 3_600_000,
+    "tasks.trial_blocks": 900,
+    "tasks.trial_samples": 2,
+}
+"""Speed trials, which `dekube testnet up` has by default: some seconds long, a round in a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)

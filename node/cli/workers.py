@@ -75,6 +75,7 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
             "roles": node["roles"],
             "GPU": _gpus(node),
             "speed": _speed(node),
+            "measured speed": _measured(node),
             "slots": f"{node['busy_slots']}/{node['slots']}",
             "price": _hour_price(node),
             "bond": show_amount(int(node["backing"])),
@@ -115,6 +116,24 @@ def _gpus(node: dict[str, Any]) -> str:
 
 def _speed(node: dict[str, Any]) -> str:
     return f"{node['rate'] / 10**9:.1f} * 10^9 units/s" if node["rate"] else "unknown"
+
+
+def _measured(node: dict[str, Any]) -> str | None:
+    """Return what speed trials measured, and where a trial under way stands; None on a chain without them."""
+    trial = node["trial"]
+    if trial is None:
+        return None
+    parts = []
+    if node["measured_rate"] is None:
+        parts.append("none: it is offered nothing")
+    else:
+        how = "checked" if trial["checked"] else "not checked"
+        parts.append(f"{node['measured_rate'] / 10**9:.1f} * 10^9 units/s counts, {how}")
+    if trial["phase"] != "idle":
+        parts.append(f"a trial is {trial['phase']}")
+    elif node["measured_rate"] is None and trial["ask_from_ms"]:
+        parts.append(f"the next trial can begin at {show_time(trial['ask_from_ms'])}")
+    return "; ".join(parts)
 
 
 def _bond(node: dict[str, Any]) -> str:

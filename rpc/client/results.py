@@ -296,7 +296,9 @@ class Machine(ResultObject):
     """A registered machine; its earnings go to ``payout``.
 
     ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown. By it and its price
-    ``price_per_device_hour`` is what an hour of one costs. ``owed_ms`` is the time that
+    ``price_per_device_hour`` is what an hour of one costs. ``measured_rate`` is what counts for matching and
+    deadlines: what speed trials measured, or the claim on a chain without them. With None it is offered nothing.
+    ``owed_ms`` is the time that
     the checks take which it has to do, on one slow core and a slow line.
     ``bond`` is its own; of it ``withheld`` came out of its pay, ``withhold_bps`` of each until it is
     ``withhold_until``. ``sponsor`` may bond for it beside, and has: ``sponsored``, for ``sponsor_share_bps`` of
@@ -317,6 +319,7 @@ class Machine(ResultObject):
     busy_slots: int
     present: bool = True
     pcie_lanes: int = 0
+    measured_rate: int | None = None
     backing: Amount = 0
     sponsor: bytes | None = None
     sponsored: Amount = 0

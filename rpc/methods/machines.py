@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from billing.prices import hour_price
 from rpc.methods.accounts import PARTY_PARAM
@@ -19,12 +20,48 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
 from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present
 from tasks.ledger.reputation import reputation_milli
+from tasks.ledger.trials import TrialPhase, TrialRecord, asks_from_ms, find_trial, measured_rate
 
 __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
 
 
-def _node(record: NodeRecord, node: NodeApi) -> Json:
+class _Shown(NamedTuple):
+    """A machine, its speed trial, and the rate that counts now."""
+
+    record: NodeRecord
+    trial: TrialRecord | None
+    rate: int | None
+
+
+def _shown(
+    reader: Reader, records: Sequence[NodeRecord], now_ms: int, parameters: TaskParameters
+) -> tuple[_Shown, ...]:  # fmt: skip
+    return tuple(
+        _Shown(each, find_trial(reader, each.address), measured_rate(reader, each, now_ms, parameters))
+        for each in records
+    )
+
+
+def _trial(trial: TrialRecord | None, parameters: TaskParameters) -> Json | None:
+    if trial is None:
+        return None
+    return {
+        "phase": word(trial.phase),
+        "begun_ms": trial.begun_ms or None,
+        "due_ms": trial.due_ms or None,
+        "verifier": address(trial.verifier) if trial.verifier else None,
+        "rate": trial.rate,
+        "measured_ms": trial.measured_ms or None,
+        "checked": bool(trial.is_checked),
+        "round_rate": trial.cap,
+        "rounds_missed": trial.misses,
+        "ask_from_ms": asks_from_ms(trial, parameters) or None,
+    }
+
+
+def _node(shown: _Shown, node: NodeApi) -> Json:
     now_ms, parameters = node.head.steady_ms, parameters_of(node.description.parameters).tasks
+    record = shown.record
     profile = record.profile
     return {
         "address": address(record.address),
@@ -39,6 +76,8 @@ def _node(record: NodeRecord, node: NodeApi) -> Json:
         "pcie_lanes": profile.pcie_lanes,
         "price_per_tera_unit": str(profile.price_per_tera_unit),
         "rate": profile.rate,
+        "measured_rate": shown.rate,
+        "trial": _trial(shown.trial, parameters),
         "price_per_device_hour": str(hour_price(profile.rate, profile.price_per_tera_unit)),
         "slots": profile.slots,
         "busy_slots": record.busy_slots,
@@ -76,19 +115,35 @@ def _node(record: NodeRecord, node: NodeApi) -> Json:
 async def get_node(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getNode``."""
     height = node.head.height
-    record = await node.query(height, find_node, who)
-    return {"at": await stamp(node, height), "node": None if record is None else _node(record, node)}
+    found = await node.query(height, _find_shown, who, *_now(node))
+    return {"at": await stamp(node, height), "node": _node(found[0], node) if found else None}
 
 
 async def get_nodes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getNodes``."""
     height, after = start_of_page(node, b"nodes", cursor)
-    page = await node.query(height, list_nodes, after, limit)
+    items, after = await node.query(height, _list_shown, after, limit, *_now(node))
     return {
         "at": await stamp(node, height),
-        "items": [_node(record, node) for record in page.items],
-        "next": cursor_of(height, b"nodes", page.next_cursor),
+        "items": [_node(shown, node) for shown in items],
+        "next": cursor_of(height, b"nodes", after),
     }
+
+
+def _now(node: NodeApi) -> tuple[int, TaskParameters]:
+    return node.head.steady_ms, parameters_of(node.description.parameters).tasks
+
+
+def _find_shown(reader: Reader, who: bytes, now_ms: int, parameters: TaskParameters) -> tuple[_Shown, ...]:
+    record = find_node(reader, who)
+    return () if record is None else _shown(reader, (record,), now_ms, parameters)
+
+
+def _list_shown(
+    reader: Reader, after: bytes | None, limit: int, now_ms: int, parameters: TaskParameters
+) -> tuple[tuple[_Shown, ...], bytes | None]:
+    page = list_nodes(reader, after, limit)
+    return _shown(reader, page.items, now_ms, parameters), page.next_cursor
 
 
 async def get_duties(node: NodeApi, who: bytes) -> Json:
@@ -144,6 +199,24 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
             "pcie_lanes": NUMBER,
             "price_per_tera_unit": AMOUNT_OUT,
             "rate": NUMBER,
+            "measured_rate": nullable(NUMBER),
+            "trial": nullable(
+                obj(
+                    {
+                        "phase": words_of(TrialPhase),
+                        "begun_ms": nullable(NUMBER),
+                        "due_ms": nullable(NUMBER),
+                        "verifier": nullable(ADDRESS_OUT),
+                        "rate": NUMBER,
+                        "measured_ms": nullable(NUMBER),
+                        "checked": BOOLEAN_OUT,
+                        "round_rate": NUMBER,
+                        "rounds_missed": NUMBER,
+                        "ask_from_ms": nullable(NUMBER),
+                    },
+                    description="Its speed trial: where it stands, and what the last one measured.",
+                )
+            ),
             "price_per_device_hour": AMOUNT_OUT,
             "slots": NUMBER,
             "busy_slots": NUMBER,

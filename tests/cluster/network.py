@@ -25,6 +25,8 @@ from testnet.faucet import FAUCET
 from testnet.plan import member_names
 from tests.cluster.ports import free_ports
 
+WITH_TRIALS: Final = ("--parameter", f"tasks.trial_blocks={1 << 40}")
+"""Options of a network whose machines have speed trials, but no rounds of them: its tests kill machines."""
 PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
 
@@ -67,6 +69,8 @@ class Network:
         command = ["testnet", "up", "--dir", str(self.root), "--base-port", str(self.base_port)]
         if "--faucet" not in self.options:
             command.append("--no-faucet")  # a process less for tests of other things
+        if WITH_TRIALS[-1] not in self.options:
+            command += ["--parameter", "tasks.trial_ms=0"]  # else no task is matched in the first ten seconds
         self._process = subprocess.Popen(
             [sys.executable, "-m", "node", *command, *self.options, *more],
             stdout=subprocess.PIPE,

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testnet.plan import TESTNET_PARAMETERS
-from tests.cluster.network import Network, network, wait_for
+from tests.cluster.network import WITH_TRIALS, Network, network, wait_for
 from tests.tasks.executor.helpers import children
 
 pytestmark = pytest.mark.cluster
@@ -24,13 +25,14 @@ INTERVAL_MS = 1_000 + TESTNET_PARAMETERS["consensus.idle_ms"]
 """Between two blocks while nothing is in the mempool."""
 STALL_MS_MAX = TESTNET_PARAMETERS["consensus.leader_ms"] + INTERVAL_MS + INTERVAL_MS + 2_000
 """A view whose leader is dead, then that of the next one, and a margin for a busy machine."""
+WORKERS = ("worker-0", "worker-1")
 VIEWS = 8
 """Enough for each of four leaders to have its turn, the dead one too."""
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    with network(tmp_path_factory.mktemp("crashes"), "--no-task") as made:
+    with network(tmp_path_factory.mktemp("crashes"), "--no-task", *WITH_TRIALS) as made:
         made.start()
         made.wait_up()
         made.wait_height("validator-0", 2)
@@ -65,6 +67,21 @@ def test_workers_come_back_to_a_killed_relay(running: Network) -> None:
     running.verb("restart", "relay-0")
     for worker in ("worker-0", "worker-1"):
         wait_for(lambda name=worker: running.status(name)["relays"] == 1, f"{worker} reserved again")  # type: ignore[misc]
+
+
+def test_the_speed_of_machines_was_measured_and_checked(running: Network) -> None:
+    """From the registration on, while the tests before killed validators: no task is matched without it."""
+
+    def checked() -> list[dict[str, Any]] | None:
+        found = [
+            running.call("validator-0", "dekube_getNode", running.status(name)["address"])["node"]
+            for name in WORKERS
+        ]
+        return found if all(node and node["trial"] and node["trial"]["checked"] for node in found) else None
+
+    for node in wait_for(checked, "trials of both workers were checked"):
+        assert 0 < node["measured_rate"] <= node["rate"]
+        assert node["measured_rate"] == min(node["rate"], node["trial"]["rate"])
 
 
 def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:

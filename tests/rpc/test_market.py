@@ -31,6 +31,7 @@ from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
 from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.keepers import KeptWorld
+from tests.tasks.ledger.test_trials import TRIALS, market
 from tests.tasks.world import QUICK, REQUESTER, WORTH, Manners, World, spec
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
@@ -207,6 +208,7 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     assert int(shown["price_per_device_hour"]) == hour > 0
     machine = read_result(Machine, shown)
     assert (machine.rate, machine.price_per_device_hour, machine.owed_ms) == (shown["rate"], hour, 0)
+    assert shown["measured_rate"] == machine.measured_rate == machine.rate and shown["trial"] is None
     assert machine.payout == machine.operator == b"\1" * 20
     waiting = read_result(Task, (await node.call("dekube_getTask", tasks[0]))["task"])
     assert (waiting.parked, waiting.open_charge, waiting.rate) == (True, 0, 0)
@@ -214,6 +216,28 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
     budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))
     assert int(budget["total"]) == sum(int(budget[key]) for key in ("price", "verification", "fee", "preparation"))
+
+
+async def test_a_machine_shows_what_its_trials_measured() -> None:
+    world, trialists, machine = market()
+    node = WorldNode(world)
+
+    async def shown() -> dict[str, Any]:
+        found: dict[str, Any] = (await node.call("dekube_getNode", hexed(machine)))["node"]
+        assert found in await node.all("dekube_getNodes")
+        return found
+
+    world.block()
+    before = await shown()
+    assert before["measured_rate"] is None and before["trial"]["phase"] == "running"
+    record = trialists.run(machine)
+    world.block()
+    after = await shown()
+    assert after["measured_rate"] == record.rate < after["rate"]
+    trial = after["trial"]
+    assert (trial["phase"], trial["checked"], trial["rate"]) == ("idle", True, record.rate)
+    assert trial["ask_from_ms"] == record.begun_ms + TRIALS.trial_pause_ms
+    assert (trial["rounds_missed"], trial["round_rate"], trial["verifier"]) == (0, 0, None)
 
 
 async def test_a_quote_says_what_is_known_against_a_job() -> None:
