@@ -50,6 +50,12 @@ _CALL: Final = bytes([Table.CALL])
 _PUT_OFF: Final = _CALL + b"\x00"
 
 
+DEAR_BPS: Final = 12_500
+"""Machines that ask more than so much of the middle ask are not drawn for a task whose offers came to nothing."""
+BOUNDED_DRAWS: Final = 4
+"""Draws for a task without dear machines; after so many in vain all are in them."""
+
+
 class CallPrices(NamedTuple):
     """What the ``matches`` of one class cost in the call at ``time_ms``, per 10^12 units; ``mean`` rounds down."""
 
@@ -199,7 +205,9 @@ class _Call:
                 barred=bid.barred | lone.barred,
             )  # fmt: skip
         if self._is_vain(record):
-            return bid._replace(drawn=self._drawn(bid, ring))
+            # Where most of all weights leave what they take, honest machines are dear: later draws have all.
+            is_bounded = record.vain_offers < self.scope.parameters.offers_ranked + BOUNDED_DRAWS
+            return bid._replace(drawn=self._offered(bid, ring) if is_bounded else self._drawn(bid, ring))
         if record.phase == Phase.DEGRADED:
             return bid._replace(drawn=self._replacing(bid, ring))
         return bid
@@ -218,20 +226,45 @@ class _Call:
         rest = sorted(meeting, key=lambda ask: (ask.price, -ask.standing, ask.tie))
         return (*drawn, *(ask.machine for ask in rest if ask.machine not in drawn))
 
+    def _offered(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
+        """Draw machines for a task whose offers came to nothing among those that are not dear (R52).
+
+        Dear is what asks more than ``DEAR_BPS`` of the middle ask; half of all weights ask that at most. So cheap
+        machines that take a task and leave it do not hand it to a dear one, nor can they make the others dear.
+        """
+        pool = self._candidates(bid, ring)
+        asks = sorted((ask.price, self._weight(ask)) for ask in pool)
+        left, middle = sum(weight for _, weight in asks), 0
+        for price, weight in asks:
+            left -= 2 * weight
+            if left <= 0:
+                middle = price
+                break
+        return self._draw(bid, [ask for ask in pool if ask.price * BPS <= middle * DEAR_BPS])
+
     def _drawn(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
-        """Draw machines by bonds and records for a task whose offers came to nothing.
+        """Draw machines by bonds and records.
 
         An ask costs nothing, so many machines could take turns in keeping a task from all others.
         """
+        return self._draw(bid, self._candidates(bid, ring))
+
+    def _candidates(self, bid: Bid, ring: Sequence[Ask]) -> list[Ask]:
         start = int.from_bytes(bid.tie[:8], "big") % max(1, len(ring))
-        pool: list[NodeRecord] = []
+        pool: list[Ask] = []
         for ask in (*ring[start:], *ring[:start]):
             if ask.price <= bid.limit and ask.meets(bid):
-                pool.append(self.nodes[ask.machine])
+                pool.append(ask)
                 if len(pool) == self.scope.parameters.candidates_max:
                     break
-        weights = [node.backing * (1 + reputation_milli(node)) for node in pool]
-        return tuple(pool[at].address for at in draw_weighted(digest(b"worker-draw", bid.tie), weights, DRAWN_MAX))
+        return pool
+
+    def _weight(self, ask: Ask) -> int:
+        return self.nodes[ask.machine].backing * (1 + ask.standing)
+
+    def _draw(self, bid: Bid, pool: Sequence[Ask]) -> tuple[bytes, ...]:
+        weights = [self._weight(ask) for ask in pool]
+        return tuple(pool[at].machine for at in draw_weighted(digest(b"worker-draw", bid.tie), weights, DRAWN_MAX))
 
     def _bond_of(self, bid: Bid, ask: Ask, price: int) -> int | None:
         """Return the bond of a pair; a call has up to ``PAIRS_PER_CALL_MAX`` of them (R20)."""

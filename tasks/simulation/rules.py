@@ -380,6 +380,13 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             (Aim("ask decoys"), Aim("griefing worker", {"price": 0.01})),
         ),
         Absent(
+            "dear-draws", "a task that was left goes to a machine that asks much as to others",
+            aims=(
+                Aim("ask decoys", {**_LEAVES, "reason": "inputs", "price": 2.0, "decoys": 4, "place": "start"}),
+            ),
+            patches=(_of("BOUNDED_DRAWS", 0, "calls"),),
+        ),
+        Absent(
             "firm-orders", "orders count at once and may leave", {"order_blocks": 0},
             (Aim("auction shader", {"cancels": "assigned"}), Aim("auction shader", {"cancels": "matching"})),
         ),
