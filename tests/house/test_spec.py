@@ -192,6 +192,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "pairs_per_call_max": PAIRS_PER_CALL_MAX,
         "drawn_max": market_calls.DRAWN_MAX,
         "replacing_bps": market_calls.REPLACING_BPS,
+        "bounded_draws": market_calls.BOUNDED_DRAWS,
+        "dear_bps": market_calls.DEAR_BPS,
         "prices_kept": market_calls.PRICES_KEPT,
         "withdrawal_ms_max": progress.WITHDRAWAL_MS_MAX,
         "wakes_max": progress.WAKES_MAX,
