@@ -234,7 +234,7 @@ class Inputs:
 
     async def _contents(self, given: Input, supply: Supply, task: bytes, held: _Held, key: bytes | None) -> bytes:
         """Return the tensors of a blob that no claim is judged about. Raises InputUnavailable."""
-        place = given.blob, given.root
+        place = given.blob, given.root, key or b""
         if (known := held.get(place)) is not None:
             return known
         data = await self.fetch(given.blob, supply.brief, self._limit_of(given, task), task)
@@ -268,7 +268,7 @@ class Inputs:
         async with self._reading:  # one at a time: each takes several times its size for a while
             if not _is_judged(spec):
                 return await self._contents(spec.inputs()[0], supply, task, self._datasets, key)
-            place = spec.dataset.blob, spec.dataset.root
+            place = spec.dataset.blob, spec.dataset.root, key or b""
             if (known := self._datasets.get(place)) is not None:
                 return known
             data = await self.fetch(spec.dataset.blob, supply.brief, self._dataset_limit(spec, task), task)
@@ -507,8 +507,11 @@ class Inputs:
         await self.search.fetch(dataset_of, name, limit_bytes)
 
 
-_Place = tuple[bytes, bytes]
-"""Content address and root."""
+_Place = tuple[bytes, bytes, bytes]
+"""Content address, root, and the key of a cipher; empty for plain bytes.
+
+The key belongs to it: other tasks may name the same cipher, and it decrypts to nothing with their keys.
+"""
 
 
 class _Held:

@@ -248,7 +248,8 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     if save is not None:
         create = next_command("task", "create", "--spec", save)
         if tuned is not None:  # that uploads its blobs too
-            create = next_command("task", "create", "--job", recipe.job_file or "", "--seed", recipe.seed)
+            seed = ("--seed", recipe.seed) if recipe.seed else ()
+            create = next_command("task", "create", "--job", recipe.job_file or "", *seed)
         click.echo(f"\nThe job is in {save}. Post it: {create}")
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:

@@ -15,10 +15,14 @@ import node.market.inputs
 import node.market.worker
 from billing.escrow import Purpose, escrow_totals
 from node.market.duties import DutyService
-from node.market.inputs import Inputs
+from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.key_files import KeyFiles
+from node.market.task_keys import TaskKeys
 from state.primitives.manifests import manifest_of
+from tasks.custody.sealed import seal_input
 from tasks.engines.input_blobs import join_tensors
 from tasks.engines.tuning import Tuner, first_state
+from tasks.ledger.custody_records import Terms
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
@@ -31,6 +35,7 @@ from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
 from tests.node.market.test_private import PrivateMarket
 from tests.node.world import PARAMETERS, Machine, World, world_with
+from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.programs.engines import engine
 from tests.tasks.tuned import STEPS, tuned
 
@@ -190,6 +195,34 @@ async def test_rows_are_encrypted_and_the_model_is_public_in_a_private_task(
             assert store is not None and ROWS[: len(ROWS) // 2] not in store.read(market.task_spec.dataset.blob)
         nursery.cancel_scope.cancel()
     world.store.close()
+
+
+class KeysOfNames(TaskKeys):
+    """Keys that are the names of their tasks, all of which are private."""
+
+    def terms(self, task: bytes) -> Terms | None:
+        return Terms(bytes(32), 1, 1, 0, 0, 0, 0, 0)
+
+    def input_key(self, task: bytes, number: int) -> bytes:
+        return task
+
+
+async def test_a_cipher_in_memory_is_opened_by_the_key_of_its_own_task_alone(world: World) -> None:
+    """Else a worker takes a task whose data set nobody else can decrypt, and loses its bond for not serving it."""
+    machine, own, other = Machine(world, 1, "compute"), b"a" * 32, b"b" * 32
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        await nursery.start(machine.run)
+        assert machine.duties is not None and machine.network.blobs is not None
+        inputs, files = machine.duties._inputs, KeyFiles(machine.home.root / "keys", "key", b"s" * 32)
+        inputs.keys = KeysOfNames(world.ledger, machine.network, machine.wallet.address, b"s" * 32, files)
+        for spec, content in ((make_spec(10, 10, 10), BLOB), (job(), ROWS)):
+            blob = machine.network.blobs.add(seal_input(own, spec.dataset.root, content).blob)
+            sealed = spec.changed(dataset=spec.dataset._replace(blob=blob))
+            assert await inputs.dataset(sealed, Supply(list), own) == content
+            with pytest.raises(InputUnavailable):
+                await inputs.dataset(sealed, Supply(list), other)
+        nursery.cancel_scope.cancel()
 
 
 class FastDuties(DutyService):
