@@ -25,8 +25,6 @@ from state.primitives.transactions import decode_transaction
 __all__ = ["confirm_and_send", "send", "send_signed", "why_refused", "yes_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-Beside = Callable[[bytes], Callable[[], None]]
-"""Prepares what goes into the block of a signed transaction; what it returns submits it."""
 WHY: Final[Mapping[str, str]] = {
     "wrong_phase": "the task's phase does not allow it",
     "not_yours": "it belongs to another account",
@@ -68,7 +66,7 @@ def send(
 
 def send_signed(
     client: Client, key: SecretKey, kind: int, payload: Sequence[Value], what: Mapping[str, Any], *, yes: bool,
-    prepare: Callable[[], None] | None = None, beside: Beside | None = None,
+    prepare: Callable[[], None] | None = None, beside: Callable[[bytes], None] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
     """Show a transaction, ask for confirmation and send it; return its receipt when it is final, and its bytes.
 
@@ -101,13 +99,13 @@ def why_refused(reason: str) -> str:
 
 def confirm_and_send(
     client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
-    again: Callable[[], bytes] | None = None, beside: Beside | None = None,
+    again: Callable[[], bytes] | None = None, beside: Callable[[bytes], None] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
     """Show what ``raw`` does and costs, ask at a terminal, and send it; return its receipt and its bytes.
 
     ``what`` and ``prepare`` are as in ``send_signed``. ``again`` signs the same transaction with the next nonce
     and the shown fees: the account's node may have used the nonce in the meantime. ``beside`` is called with the
-    bytes, and what it returns once they were taken: it sends what belongs into the same block. Raises as
+    bytes before they are sent, to send what belongs into the same block: it waits for their nonce. Raises as
     ``wait``, and click.Abort.
     """
     signed, chain = decode_transaction(raw), client.chain()
@@ -132,9 +130,7 @@ def confirm_and_send(
     for left in range(NONCE_TRIES - 1, -1, -1):
         try:
             if beside is not None:
-                send = beside(raw)
-                client.submit(raw)
-                send()
+                beside(raw)
             return _wait(client, raw, sender), raw
         except ClientError as error:  # it was surely not taken
             if again is None or error.reason not in NONCE_USED or not left:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,36 +61,26 @@ class CustodyAsk:
     def _payload(self, task: bytes) -> list[Value]:
         return [task, self.key_root, self.inputs, self.amount]
 
-    def prepare(self, created: bytes) -> Callable[[], None]:
-        """Sign it with the nonce after that of ``created``; return what submits it once ``created`` was taken.
+    def send(self, created: bytes) -> None:
+        """Submit it with the nonce after that of ``created``, before ``created`` is; ``finish`` repeats what was
+        not taken.
 
-        Signing asks the gateway for fees: that must not let a block pass between these transactions, for a machine
-        may be matched in it. ``finish`` repeats what was not taken.
+        It waits for this nonce in the pools of all nodes. So no block can have the task without its custody, in
+        which a machine would be matched.
         """
         nonce = decode_transaction(created).nonce
-        task, signed = task_id_of(self.key.address, nonce), list[bytes]()
+        task = task_id_of(self.key.address, nonce)
         with suppress(ClientError, GatewayUnreachable):
-            signed.append(self.client.sign(self.key, ASK_CUSTODY, self._payload(task), nonce=nonce + 1))
+            raw = self.client.sign(self.key, ASK_CUSTODY, self._payload(task), nonce=nonce + 1)
+            self.client.submit(raw)
+            self._sent = raw
             if self.kept is not None:
-                signed.append(self.kept.sign(task, nonce + 2))
-
-        def send() -> None:
-            with suppress(ClientError, GatewayUnreachable):
-                for number, raw in enumerate(signed):
-                    self.client.submit(raw)
-                    if number == 0:
-                        self._sent = raw
-                    elif self.kept is not None:
-                        self.kept.sent = raw
-
-        return send
+                self.kept.send(task, nonce + 2)
 
     def create(self, spec: bytes) -> bytes:
         """Create the task of a specification, with its custody; return its id."""
         raw = self.client.sign(self.key, CREATE_TASK, [spec])
-        send = self.prepare(raw)
-        self.client.submit(raw)
-        send()
+        self.send(raw)
         self.client.wait(raw)
         task = task_id_of(self.key.address, decode_transaction(raw).nonce)
         self.finish(task)

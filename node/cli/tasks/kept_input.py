@@ -60,16 +60,17 @@ class KeptInput:
     key: SecretKey
     commitment: BlobCommitment
     amount: int
-    sent: bytes | None = field(default=None, init=False)
-    """The transaction that was submitted beside the task's."""
+    _sent: bytes | None = field(default=None, init=False)
 
     def payload(self, task: bytes) -> list[Value]:
         """Return the payload of **keep_input**."""
         return [task, *self.commitment, self.amount]
 
-    def sign(self, task: bytes, nonce: int) -> bytes:
-        """Return the transaction that is submitted beside the one that creates the task."""
-        return self.client.sign(self.key, KEEP_INPUT, self.payload(task), nonce=nonce)
+    def send(self, task: bytes, nonce: int) -> None:
+        """Submit it beside the transaction that creates the task."""
+        raw = self.client.sign(self.key, KEEP_INPUT, self.payload(task), nonce=nonce)
+        self.client.submit(raw)
+        self._sent = raw
 
     def finish(self, task: bytes) -> None:
         """Wait until machines have signed; ask again if they do not. Raises TransactionRefused.
@@ -78,8 +79,8 @@ class KeptInput:
         """
         for _ in range(ASKS_MAX):
             try:
-                if self.sent is not None:
-                    raw, self.sent = self.sent, None
+                if self._sent is not None:
+                    raw, self._sent = self._sent, None
                     self.client.wait(raw)
                 elif self.client.custody(task, INPUT_WINDOW) is None:
                     self.client.send(self.key, KEEP_INPUT, self.payload(task))

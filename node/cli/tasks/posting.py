@@ -406,7 +406,7 @@ def create(
             what["custody"] = ask.told
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
-            beside=ask.prepare if ask is not None else None,
+            beside=ask.send if ask is not None else None,
         )  # fmt: skip
         task_id = task_id_of(key.address, decode_transaction(signed).nonce)
         if ask is not None:

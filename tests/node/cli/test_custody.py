@@ -193,13 +193,21 @@ class Gateway(Chain):
     refused = 0
     loses = False
 
+    def __init__(self, *custodians: Any) -> None:
+        super().__init__(*custodians)
+        self.order: list[int] = []
+        """Kinds of transactions as they were handed in."""
+
     def submit(self, raw: bytes) -> bytes:
         if self.loses:
             raise ClientError("not taken")
+        self.order.append(decode_transaction(raw).kind)
         self.sent.append((decode_transaction(raw).kind, list(decode_transaction(raw).payload)))
         return b""
 
     def wait(self, raw: bytes) -> Any:
+        if decode_transaction(raw).kind not in self.order:
+            self.order.append(decode_transaction(raw).kind)
         if decode_transaction(raw).kind == self.refused:
             raise TransactionRefused("too late", reason="wrong_phase")
 
@@ -217,22 +225,9 @@ def test_custody_is_asked_for_with_the_next_nonce_or_again(loses: bool) -> None:
     job = make_private(KEY, SPEC, BLOB)
     ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99)
     created = gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)])
-    ask.prepare(created)()
+    ask.send(created)
     ask.finish(task_id_of(KEY.address, 7))
     assert gateway.sent == [(ASK_CUSTODY, [task_id_of(KEY.address, 7), job.key_root, 1, 99])]
-
-
-def test_nothing_is_asked_of_a_gateway_between_a_task_and_its_custody() -> None:
-    """A block may pass meanwhile, and a machine be matched in it: then custody of the data set is refused."""
-    gateway, job = Gateway(), make_private(KEY, SPEC, BLOB)
-    kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
-    send = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept).prepare(
-        gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)])
-    )
-    assert not gateway.sent, "the task was not taken yet"
-    gateway.sign = None  # type: ignore[method-assign,assignment]
-    send()
-    assert [kind for kind, _ in gateway.sent] == [ASK_CUSTODY, KEEP_INPUT]
 
 
 def test_a_requester_is_told_that_a_machine_came_before_custody_of_the_data_set(
@@ -242,7 +237,7 @@ def test_a_requester_is_told_that_a_machine_came_before_custody_of_the_data_set(
     gateway.refused = KEEP_INPUT
     kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
     ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept)
-    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))()
+    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))
     ask.finish(task_id_of(KEY.address, 7))
     assert "Keep the data set available" in capsys.readouterr().err
     assert [kind for kind, _ in gateway.sent] == [ASK_CUSTODY, KEEP_INPUT]
@@ -266,6 +261,14 @@ class Receipts(Gateway):
         )  # fmt: skip
 
 
+def test_custody_waits_in_the_pool_before_the_task_comes() -> None:
+    """A block with the task alone lets a machine be matched in it: then custody of the data set is refused."""
+    gateway, job = Receipts(), make_private(KEY, SPEC, BLOB)
+    kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
+    CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept).create(encode_spec(job.spec))
+    assert gateway.order == [ASK_CUSTODY, KEEP_INPUT, CREATE_TASK]
+
+
 @pytest.mark.parametrize("good", [1, 3, 9])
 def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machines_have_signed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: int
@@ -275,7 +278,7 @@ def test_custody_of_a_data_set_is_asked_for_with_the_task_and_again_until_machin
     gateway.good = good
     kept = KeptInput(cast(Client, gateway), KEY, job.commitment, 5)
     ask = CustodyAsk(cast(Client, gateway), KEY, job.key_root, 1, 99, kept)
-    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))()
+    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))
     task = task_id_of(KEY.address, 7)
     if good > 3:
         with pytest.raises(TransactionRefused, match="nobody keeps the data set"):
@@ -305,7 +308,7 @@ def test_a_task_whose_custody_is_refused_is_cancelled() -> None:
     gateway = Gateway()
     gateway.refused = ASK_CUSTODY
     ask = CustodyAsk(cast(Client, gateway), KEY, b"r" * 32, 1, 99)
-    ask.prepare(gateway.sign(KEY, CREATE_TASK, [encode_spec(SPEC)]))()
+    ask.send(gateway.sign(KEY, CREATE_TASK, [encode_spec(SPEC)]))
     with pytest.raises(TransactionRefused) as caught:
         ask.finish(task_id_of(KEY.address, 7))
     assert caught.value.reason == "wrong_phase"
