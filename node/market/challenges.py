@@ -99,6 +99,8 @@ class Challenges:
         self._folder, self._secret = folder, secret
         self._rows: dict[WindowKey, _Row] = {}
         self._sealed: dict[WindowKey, _Found] = {}
+        self._unsure: set[WindowKey] = set()
+        """Seals of an earlier run of the node, which may have stopped before they were on chain."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in folder.iterdir():
             self._take_up(path)
@@ -112,7 +114,9 @@ class Challenges:
         except (OSError, DecodeError):  # half written when the node stopped: nothing of it is on chain
             path.unlink(missing_ok=True)
             return
-        self._sealed[WindowKey(bytes.fromhex(match[1]), int(match[2]))] = found
+        key = WindowKey(bytes.fromhex(match[1]), int(match[2]))
+        self._sealed[key] = found
+        self._unsure.add(key)
 
     # The owner
 
@@ -151,7 +155,11 @@ class Challenges:
     # The chain
 
     def to_check(self) -> Iterator[WindowKey]:
-        """Return the windows whose check is not done."""
+        """Return the windows whose check is not done, or whose seal an earlier run of the node did not hand in."""
+        for key in self._unsure:
+            if self._is_open(*key) and not any(self._own_seals(key, self._sealed[key])):
+                self._rows.setdefault(key, _Row(is_check_only=False))
+        self._unsure.clear()
         yield from [key for key, row in self._rows.items() if row.state == "checking"]
 
     def to_open(self) -> Iterator[tuple[WindowKey, int]]:
@@ -238,6 +246,8 @@ class Challenges:
         )  # fmt: skip
 
     async def _send_seal(self, key: WindowKey, found: _Found) -> None:
+        if any(self._own_seals(key, found)):  # an earlier run of the node had handed it in
+            return
         await trio.to_thread.run_sync(write_durably, self._path(key), encode(list(found)))
         self._sealed[key] = found
         bond = self._bond(key)

@@ -65,6 +65,7 @@ class Keeper:
         self._pinned: dict[Place, bytes] = {}
         self._taking: dict[Place, _Kept] = {}
         """Blobs that this machine is about to sign for."""
+        self.tidy()  # duties wait until the node has caught up; an upload may ask for room before
 
     @property
     def room_bytes(self) -> int:

@@ -322,11 +322,15 @@ class _Watch:
         options = self._options
         quiet, used = 0.0, _processor_ticks(self._process.pid)
         while True:
-            with trio.move_on_at(min(self._stall_at, trio.current_time() + _LOOK_S)):
+            look_at = min(self._stall_at, trio.current_time() + _LOOK_S)
+            with trio.move_on_at(look_at):
                 try:
                     return await self._stream.receive_some(_RECEIVE_BYTES)
                 except trio.BrokenResourceError:
                     return b""
+            now = trio.current_time()
+            if now - look_at > _LOOK_S:  # this process stood still, and has not read what the job sent
+                self._stall_at = max(self._stall_at + now - look_at, now + _LOOK_S)
             if self._is_waiting or self._pauses.is_held:
                 quiet, self._stall_at = 0.0, trio.current_time() + options.no_progress_s
                 continue

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from node.market.duties import DutyService
 from state.primitives.genesis import read_parameters
 from tasks.custody.keys import public_key_root
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
@@ -100,6 +101,15 @@ async def test_an_output_is_kept_demanded_delivered_and_paid(world: World) -> No
         assert [holder.asked for holder in market.custody.holders] == [2, 0]
         assert not any(holder.failed for holder in market.custody.holders)
         third = next(keeper for keeper in keepers if keeper.wallet.address not in holders)
+        # A custodian that starts again keeps it from being evicted before it has caught up with the chain.
+        one = next(keeper for keeper in keepers if keeper.wallet.address == holders[0])
+        again = Machine(world, one.number, "storage", alone=True)
+        DutyService(
+            world.ledger, again.wallet, again.network, again.options, home=again.home,
+            secret=account(one.number).secret, is_synced=lambda: False,
+        )  # fmt: skip
+        blobs = again.network.blobs
+        assert blobs is not None and blobs.kept_bytes() > blobs.kept_bytes([window.proof.output_blob])
         assert third.network.blobs is not None and third.network.blobs.is_complete(window.proof.output_blob)
         await market.send(END_CUSTODY, [market.task, 0])
         assert find_custody(world.store, market.task, 0) is None

@@ -15,7 +15,10 @@ from node.market.duties import DutyService
 from node.market.inputs import JobInputs
 from node.market.verifier import TaskVerifier
 from node.market.worker import Worker
+from state.primitives.codec import Value
+from state.primitives.receipts import Receipt
 from tasks.executor.results import Verdict, WindowResult
+from tasks.ledger.dispute_transitions import SEAL_CHALLENGE
 from tasks.ledger.disputes import DisputeEnding, DisputePhase, DisputeRecord, load_dispute, load_docket
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import CheckDuty, WorkDuty
@@ -255,7 +258,19 @@ async def test_an_outsider_challenges_what_differs_and_nothing_else(
         challenges.ask(market.task, None, is_check_only=True)
         await world.mint_until(lambda: states() == ["differs"])
         assert load_docket(world.store, market.task, 0).seals == 0
-        challenges.ask(market.task, 0, is_check_only=False)
+        send, files = outsider.wallet.send, outsider.home.jobs.parent / "challenges"
+
+        async def keep_back(kind: int, payload: list[Value]) -> Receipt:
+            if kind == SEAL_CHALLENGE:
+                await trio.sleep_forever()
+            return await send(kind, payload)
+
+        with monkeypatch.context() as late:
+            late.setattr(outsider.wallet, "send", keep_back)
+            challenges.ask(market.task, 0, is_check_only=False)
+            await world.mint_until(lambda: bool(list(files.iterdir())))
+            outsider.stop()  # what is sealed is on disk, and not on chain
+        await nursery.start(outsider.run)
         await world.mint_until(has_moves(world, market, 3))
         outsider.stop()
         await nursery.start(outsider.run)

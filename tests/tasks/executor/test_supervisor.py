@@ -206,6 +206,22 @@ async def test_a_job_that_computes_silently_is_not_taken_for_a_stopped_one(tmp_p
         await ProcessBackend(options).run(make_order(), ignore)
 
 
+async def test_a_job_is_not_late_where_its_node_stood_still(tmp_path: Path) -> None:
+    async def stand_still() -> None:
+        await trio.sleep(0.1)
+        time.sleep(2.6)  # noqa: ASYNC251 - as a node that is stopped
+
+    async def listen(_message: ChildFrame) -> None:
+        nursery.start_soon(stand_still)
+
+    last = "job.sendall(encode_frame(Failed('diverged', 'done')))"
+    options = ProcessOptions(python=impostor(tmp_path, HELLO, "time.sleep(1.2)", last), no_progress_s=1.0)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(JobFailed, match="diverged"):
+            await ProcessBackend(options).run(make_order(), listen)
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_stopped_job_that_is_cancelled_is_gone() -> None:
     async def stop(message: ChildFrame) -> None:
         if isinstance(message, Progress):
