@@ -28,12 +28,14 @@ from tasks.kinds.classifier import (
 )
 from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, KindFields, read_fields
 from tasks.kinds.finetune import FINETUNE_FIELDS, FINETUNE_NAMES, KIND_FINETUNE, FinetunePart, RowSet
+from tasks.kinds.generate import GENERATE_FIELDS, GENERATE_NAMES, KIND_GENERATE, GeneratePart, PromptSet
 from tasks.kinds.plan import Input, JobPlan
 from tasks.programs.program import Program, SourceKind
 
 __all__ = [
     "GPUS_MAX",
     "KIND_FINETUNE",
+    "KIND_GENERATE",
     "KIND_TRAIN",
     "LEVEL_EXACT",
     "MODEL_MLP",
@@ -44,9 +46,11 @@ __all__ = [
     "ClassifierPart",
     "Dataset",
     "FinetunePart",
+    "GeneratePart",
     "JobSpec",
     "Model",
     "Optimiser",
+    "Part",
     "Requirements",
     "Schedule",
     "classifier_job",
@@ -107,7 +111,7 @@ class Requirements(NamedTuple):
     rate_min: int
 
 
-Part = ClassifierPart | FinetunePart
+Part = ClassifierPart | FinetunePart | GeneratePart
 
 
 class JobSpec(NamedTuple):
@@ -130,7 +134,7 @@ class JobSpec(NamedTuple):
     match_ms: int
 
     @property
-    def dataset(self) -> Dataset | RowSet:
+    def dataset(self) -> Dataset | RowSet | PromptSet:
         """The rows that the job reads."""
         return self.part.dataset
 
@@ -270,7 +274,7 @@ _PART_AT: Final = 4
 
 class _Kind(NamedTuple):
     fields: KindFields
-    part: type[ClassifierPart] | type[FinetunePart]
+    part: type[ClassifierPart] | type[FinetunePart] | type[GeneratePart]
     names: tuple[str, ...]
 
 
@@ -278,6 +282,7 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
     {
         KIND_TRAIN: _Kind(_FIELDS.with_more(CLASSIFIER_FIELDS, _PART_AT), ClassifierPart, CLASSIFIER_NAMES),
         KIND_FINETUNE: _Kind(_FIELDS.with_more(FINETUNE_FIELDS, _PART_AT), FinetunePart, FINETUNE_NAMES),
+        KIND_GENERATE: _Kind(_FIELDS.with_more(GENERATE_FIELDS, _PART_AT), GeneratePart, GENERATE_NAMES),
     }
 )
 
@@ -311,7 +316,7 @@ def decode_spec(data: bytes) -> JobSpec:
     kind = kind or _KINDS[KIND_TRAIN]
     found = read_fields(value, kind.fields)
     schedule = Schedule(*[found[f"schedule.{field}"] for field in Schedule._fields])
-    samples, rows = found["dataset.samples"], found["dataset.rows"]
+    samples, rows = found.get("dataset.samples", 0), found["dataset.rows"]
     if samples > rows:
         raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
     _check_schedule(schedule)

@@ -16,6 +16,8 @@ from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, RateSchedule, RowSet
+from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.programs.tensors import ElementType
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
     ClassifierPart,
@@ -24,6 +26,7 @@ from tasks.spec import (
     JobSpec,
     Model,
     Optimiser,
+    Part,
     Requirements,
     Schedule,
     decode_spec,
@@ -48,16 +51,16 @@ _TOP: Final = {
 
 def spec_from_json(document: Any) -> JobSpec:
     """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
-    is_tuned = isinstance(document, dict) and document.get("kind") == KIND_FINETUNE
-    own = FinetunePart._fields if is_tuned else ClassifierPart._fields
-    top = _fields(document, "the specification", {*_TOP, *own}, optional={"hash", "raw", "step_units"})
+    kind = document.get("kind") if isinstance(document, dict) else None
+    fields, part = _PARTS.get(kind, _CLASSIFIED) if isinstance(kind, str) else _CLASSIFIED
+    top = _fields(document, "the specification", {*_TOP, *fields}, optional={"hash", "raw", "step_units"})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
     spec = JobSpec(
         kind=_text(top["kind"], "kind"),
         level=_number(top["level"], "level"),
         profile=_text(top["profile"], "profile"),
-        part=_tuned(top) if is_tuned else _classified(top),
+        part=part(top),
         seed=_hash(top["seed"], "seed"),
         init_root=_hash(top["init_root"], "init_root"),
         schedule=Schedule(*(_number(schedule[name], f"schedule.{name}") for name in Schedule._fields)),
@@ -105,23 +108,16 @@ def _optimiser(top: Mapping[str, Any]) -> Optimiser:
 
 
 def _tuned(top: Mapping[str, Any]) -> FinetunePart:
-    def numbers(name: str, fields: Sequence[str]) -> list[int]:
-        return [_number(top[name][field], f"{name}.{field}") for field in fields]
-
-    model = _fields(top["model"], "model", set(BaseModel._fields))
     dataset = _fields(top["dataset"], "dataset", set(RowSet._fields))
     adapters = _fields(top["adapters"], "adapters", set(Adapters._fields))
     rates = _fields(top["rates"], "rates", set(RateSchedule._fields))
     if not isinstance(adapters["targets"], list):
         raise ConfigError("adapters.targets: not a list of names")
     return FinetunePart(
-        BaseModel(
-            _text(model["name"], "model.name"), _hash(model["blob"], "model.blob"),
-            _hash(model["root"], "model.root"), *numbers("model", BaseModel._fields[3:]),
-        ),
+        _frozen(top),
         RowSet(
             _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
-            *numbers("dataset", RowSet._fields[2:]),
+            *_numbers(top, "dataset", RowSet._fields[2:]),
         ),
         Adapters(
             _number(adapters["rank"], "adapters.rank"), _number(adapters["alpha"], "adapters.alpha"),
@@ -129,8 +125,47 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         ),
         _number(top["batch"], "batch"),
         _optimiser(top),
-        RateSchedule(_text(rates["name"], "rates.name"), *numbers("rates", RateSchedule._fields[1:])),
+        RateSchedule(_text(rates["name"], "rates.name"), *_numbers(top, "rates", RateSchedule._fields[1:])),
     )  # fmt: skip
+
+
+def _numbers(top: Mapping[str, Any], name: str, fields: Sequence[str]) -> list[int]:
+    return [_number(top[name][field], f"{name}.{field}") for field in fields]
+
+
+def _frozen(top: Mapping[str, Any]) -> BaseModel:
+    model = _fields(top["model"], "model", set(BaseModel._fields))
+    return BaseModel(
+        _text(model["name"], "model.name"), _hash(model["blob"], "model.blob"),
+        _hash(model["root"], "model.root"), *_numbers(top, "model", BaseModel._fields[3:]),
+    )  # fmt: skip
+
+
+def _generated(top: Mapping[str, Any]) -> GeneratePart:
+    dataset = _fields(top["dataset"], "dataset", set(PromptSet._fields))
+    decoding = _fields(top["decoding"], "decoding", set(Decoding._fields))
+    if not isinstance(decoding["ends"], list):
+        raise ConfigError("decoding.ends: not a list of tokens")
+    return GeneratePart(
+        _frozen(top),
+        PromptSet(
+            _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
+            *_numbers(top, "dataset", PromptSet._fields[2:]),
+        ),
+        _number(top["batch"], "batch"),
+        Decoding(
+            _text(decoding["name"], "decoding.name"), _number(decoding["new_tokens"], "decoding.new_tokens"),
+            tuple(_number(end, "decoding.ends") for end in decoding["ends"]),
+        ),
+    )  # fmt: skip
+
+
+_CLASSIFIED: Final = (ClassifierPart._fields, _classified)
+_PARTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Part]]]] = {
+    KIND_FINETUNE: (FinetunePart._fields, _tuned),
+    KIND_GENERATE: (GeneratePart._fields, _generated),
+}
+"""Fields that a kind has of its own, and what reads them."""
 
 
 def read_spec(path: Path) -> bytes:
@@ -199,12 +234,15 @@ def _hash(value: Any, where: str) -> bytes:
 
 # Training states
 
+_DTYPES: Final = {ElementType.BINARY32: "<f4", ElementType.INT16: "<i2", ElementType.INT32: "<i4"}
+_SAFE: Final = {ElementType.BINARY32: "F32", ElementType.INT16: "I16", ElementType.INT32: "I32"}
+
 
 def _npz(state: TrainingState, plan: StatePlan) -> bytes:
     import numpy as np
 
     arrays: dict[str, Any] = {
-        name: np.frombuffer(state.tensors[name], dtype="<f4").reshape(kind.rows, kind.columns)
+        name: np.frombuffer(state.tensors[name], dtype=_DTYPES[kind.element]).reshape(kind.rows, kind.columns)
         for name, kind in plan.tensors().items()
     }
     with io.BytesIO() as file:
@@ -218,7 +256,7 @@ def _safetensors(state: TrainingState, plan: StatePlan) -> bytes:
     for name, kind in plan.tensors().items():
         content = state.tensors[name]
         header[name] = {
-            "dtype": "F32",
+            "dtype": _SAFE[kind.element],
             "shape": [kind.rows, kind.columns],
             "data_offsets": [at, at + len(content)],
         }

@@ -1,4 +1,4 @@
-"""Decoding a job's prompts in segments: tokens and the cache of one batch are the state (market.md 4.6).
+"""Decoding a job's prompts in segments: tokens and the cache of one batch are the state (market.md R77).
 
 A program's step is one place of one batch. Places whose tokens are known before are computed in one pass, which
 gives the same bits: those of prompts, and all of a segment for whoever checks what a worker claims.
@@ -31,8 +31,8 @@ from tasks.programs.tensors import ElementType, TensorType, tensor_root
 
 __all__ = ["Generator", "completions", "first_state", "generate_model_root", "prompt_contents", "prompts_root"]
 
-LOGITS_AT_ONCE: Final = 1 << 23
-"""Values of the logits of a pass over several places."""
+VALUES_AT_ONCE: Final = 1 << 22
+"""Values of the largest tensor of a pass over several places."""
 _CODES: Final = {ElementType.INT16: "<i2", ElementType.INT32: "<i4"}
 
 
@@ -151,7 +151,7 @@ class Generator(Steps):
         shape = self._shape
         batch, place = divmod(self.step, shape.places)
         rows = slice(batch % shape.batches * shape.batch, (batch % shape.batches + 1) * shape.batch)
-        room = max(1, LOGITS_AT_ONCE // (shape.batch * shape.model.vocabulary))
+        room = max(1, VALUES_AT_ONCE // (shape.batch * shape.widest))
         count = min(most, shape.places - place, room)
         table = self._arrays.store(self._state[MADE]).astype(np.int64)
         made, lengths = table[rows], self._lengths[rows]

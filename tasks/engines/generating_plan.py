@@ -1,4 +1,4 @@
-"""What a run of decoding follows from, checked against the limits of a job (market.md 4.6). No NumPy here."""
+"""What a run of decoding follows from, checked against the limits of a job (market.md R77). No NumPy here."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class GeneratingPlan:
 
     @property
     def parameters(self) -> int:
-        """Number of trained numbers: none."""
-        return 0
+        """Number of values of a state; none is trained."""
+        return sum(kind.values for kind in self.tensors().values())
 
     @property
     def state_limit_bytes(self) -> int:

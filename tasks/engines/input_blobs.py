@@ -1,4 +1,4 @@
-"""Blobs of a fine-tuning job's rows and frozen model: the tensors one after another (market.md R57).
+"""Blobs of rows or prompts, and of a frozen model: the tensors one after another (market.md R57, R77).
 
 Names, types and order follow from the job's shape, so the blob has nothing but contents. No NumPy here.
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 from tasks.engines.errors import DatasetInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
+from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tasks.programs.states import data_root
 from tasks.programs.tensors import TensorType, tensor_root
@@ -49,11 +50,11 @@ def check_tensors(kinds: Mapping[str, TensorType], root: bytes, blob: bytes) -> 
         raise DatasetInvalid("its tensors have another root than the job names")
 
 
-def read_rows(shape: FinetuneShape, blob: bytes) -> dict[str, bytes]:
-    """Return the tensors of a job's rows. Raises DatasetInvalid."""
-    return split_tensors(row_tensors(shape), blob)
+def read_rows(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
+    """Return the tensors of a job's rows or prompts. Raises DatasetInvalid."""
+    return split_tensors(row_tensors(shape) if isinstance(shape, FinetuneShape) else prompt_tensors(shape), blob)
 
 
-def read_model(shape: FinetuneShape, blob: bytes) -> dict[str, bytes]:
+def read_model(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
     """Return the tensors of a job's frozen model. Raises DatasetInvalid."""
     return split_tensors(weight_tensors(shape.model), blob)

@@ -15,6 +15,7 @@ from state.primitives.hashing import HASH_BYTES
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
@@ -33,6 +34,7 @@ from tasks.programs.adamw import Rates
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape
+from tasks.programs.generate import GenerateShape
 from tasks.programs.llama_shape import LlamaShape, model_bytes
 from tasks.spec import JobSpec
 
@@ -48,6 +50,8 @@ SMALL_FRAME_BYTES: Final = 4096
 FRAME_ITEMS_MAX: Final = 32
 """Values of a frame of the process, at all depths."""
 TEXT_MAX: Final = 400
+FrozenPlan: TypeAlias = TuningPlan | GeneratingPlan
+"""Of a job with a frozen model."""
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
@@ -59,21 +63,21 @@ _TRAIN, _CANCEL, _PLAY, _MORE_MOVES, _RUN_LINKS = 1, 2, 3, 4, 5
 class Job:
     """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
 
-    plan: TrainingPlan | TuningPlan
+    plan: TrainingPlan | TuningPlan | GeneratingPlan
     dataset_root: bytes
     init_root: bytes
     total_steps: int
     segment_steps: int
     window_steps: int
     model_root: bytes = b""
-    """Root of the frozen model of a job that tunes one."""
+    """Root of the frozen model of a job that has one."""
 
     def __post_init__(self) -> None:
         if len(self.dataset_root) != 32 or len(self.init_root) != 32:
             raise UnsupportedJob("roots of 32 bytes")
-        if len(self.model_root) != (HASH_BYTES if isinstance(self.plan, TuningPlan) else 0):
+        if len(self.model_root) != (HASH_BYTES if isinstance(self.plan, FrozenPlan) else 0):
             raise UnsupportedJob("a root of a model where there is one")
-        if isinstance(self.plan, TuningPlan) and model_bytes(self.plan.shape.model) > MODEL_SENT_BYTES_MAX:
+        if isinstance(self.plan, FrozenPlan) and model_bytes(self.plan.shape.model) > MODEL_SENT_BYTES_MAX:
             raise UnsupportedJob(f"this executor takes models of {MODEL_SENT_BYTES_MAX} bytes at most")
         if not 1 <= self.segment_steps <= self.window_steps <= self.total_steps < STEPS_MAX:
             raise UnsupportedJob("steps: a segment within a window within the whole")
@@ -84,7 +88,7 @@ class Job:
     def of(cls, spec: JobSpec) -> Job:
         """Return what ``spec`` asks for. Raises UnsupportedJob."""
         plan = spec.plan()
-        if not isinstance(plan, TrainingPlan | TuningPlan):
+        if not isinstance(plan, TrainingPlan | FrozenPlan):
             raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
         return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root())
 
@@ -111,6 +115,12 @@ class Job:
         plan, rest = self.plan, (self.dataset_root, self.init_root, *self._steps)
         if isinstance(plan, TrainingPlan):
             return encode([1, list(plan.widths), *astuple(plan)[1:], *rest])
+        if isinstance(plan, GeneratingPlan):
+            made = plan.shape
+            return encode([
+                3, [int(value) for value in astuple(made.model)], [made.batch, made.rows, made.length, made.new],
+                list(made.ends), plan.seed, self.model_root, *rest,
+            ])  # fmt: skip
         shape, rates = plan.shape, plan.rates
         return encode([
             2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
@@ -146,15 +156,33 @@ class Job:
                 and set(model[-2:]) <= {0, 1} and all(type(name) is str for name in targets)
             ):  # fmt: skip
                 try:
-                    llama = replace(LlamaShape(*model[:-2]), tied=bool(model[-2]), biased=bool(model[-1]))
-                    shape = FinetuneShape(llama, rank, alpha, tuple(targets), *rows)
+                    shape = FinetuneShape(_llama(model), rank, alpha, tuple(targets), *rows)
                     rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
                 tuned = TuningPlan(shape, rates, seed)
                 return cls(tuned, dataset_root, init_root, total, segment, window, model_root)
+            case [
+                3, list(model), list(rows), list(ends), bytes(seed), bytes(model_root), bytes(dataset_root),
+                bytes(init_root), int(total), int(segment), int(window),
+            ] if (
+                _are_integers(model, 12) and _are_integers(rows, 4) and _are_integers(ends, len(ends))
+                and set(model[-2:]) <= {0, 1}
+            ):  # fmt: skip
+                try:
+                    batch, count, length, new = rows
+                    made = GenerateShape(_llama(model), batch, count, length, new, tuple(ends))
+                except ProgramInvalid as error:
+                    raise UnsupportedJob(str(error)) from None
+                decoded = GeneratingPlan(made, seed)
+                return cls(decoded, dataset_root, init_root, total, segment, window, model_root)
             case _:
                 raise DecodeError("not a job")
+
+
+def _llama(fields: list[Any]) -> LlamaShape:
+    """Return a model's shape. Raises ProgramInvalid."""
+    return replace(LlamaShape(*fields[:-2]), tied=bool(fields[-2]), biased=bool(fields[-1]))
 
 
 def _are_integers(values: list[Any], count: int) -> bool:
@@ -341,7 +369,7 @@ def parent_frame_limit() -> int:
     return DATASET_BLOB_BYTES_MAX + MODEL_SENT_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
 
 
-def child_frame_limit(plan: TrainingPlan | TuningPlan) -> int:
+def child_frame_limit(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> int:
     """Return the size that no frame from a process running ``plan`` exceeds."""
     return SMALL_FRAME_BYTES + plan.state_limit_bytes
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tasks.engines import generating
 from tasks.engines.arrays import Arrays
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import read_model, read_rows
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
@@ -18,35 +20,43 @@ from tasks.programs.errors import SourceInvalid
 __all__ = ["beginning_of", "contents_of", "make_run"]
 
 
-def beginning_of(plan: TrainingPlan | TuningPlan) -> TrainingState:
+def beginning_of(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> TrainingState:
     """Return the state before the first step."""
+    if isinstance(plan, GeneratingPlan):
+        return generating.first_state(plan)
     return first_state(plan) if isinstance(plan, TuningPlan) else initial_state(plan)
 
 
 def contents_of(
-    plan: TuningPlan, dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes
+    plan: TuningPlan | GeneratingPlan, dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes
 ) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
     """Return the tensors of rows and model by name. Raises DatasetInvalid where blobs have other roots."""
     rows, weights = read_rows(plan.shape, dataset), read_model(plan.shape, model)
-    if rows_root(plan.shape, rows) != dataset_root:
+    if isinstance(plan, GeneratingPlan):
+        roots = generating.prompts_root(plan.shape, rows), generating.generate_model_root(plan.shape, weights)
+    else:
+        roots = rows_root(plan.shape, rows), model_root(plan.shape, weights)
+    if roots[0] != dataset_root:
         raise DatasetInvalid("the rows are not those the job names")
-    if model_root(plan.shape, weights) != root_of_model:
+    if roots[1] != root_of_model:
         raise DatasetInvalid("the model is not the one the job names")
     return rows, weights
 
 
 def make_run(
-    arrays: Arrays, plan: TrainingPlan | TuningPlan, state: TrainingState, dataset: bytes, model: bytes, *,
-    dataset_root: bytes, root_of_model: bytes,
+    arrays: Arrays, plan: TrainingPlan | TuningPlan | GeneratingPlan, state: TrainingState, dataset: bytes,
+    model: bytes, *, dataset_root: bytes, root_of_model: bytes,
 ) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
     """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
 
-    A run of fine-tuning has no test split: it answers none of no questions.
+    Runs with a frozen model have no test split: they answer none of no questions.
     """
-    if isinstance(plan, TuningPlan):
+    if isinstance(plan, TuningPlan | GeneratingPlan):
         roots = {"dataset_root": dataset_root, "root_of_model": root_of_model}
         rows, weights = contents_of(plan, dataset, model, **roots)
         try:
+            if isinstance(plan, GeneratingPlan):
+                return generating.Generator(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
             return Tuner(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
         except SourceInvalid as error:  # the requester's own values: they come again
             raise DatasetInvalid(str(error)) from None

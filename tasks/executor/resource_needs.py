@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
@@ -27,6 +28,10 @@ DATASET_COPIES: Final = 3
 MODEL_COPIES: Final = 8
 """Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64. All tensors of
 a step come on top, as binary64."""
+PASS_BYTES: Final = 12 * 8
+"""Of a job that decodes, for each value of the largest tensor of a pass over many places."""
+PASS_VALUES_MAX: Final = 1 << 22
+"""Values of that tensor (``VALUES_AT_ONCE``)."""
 
 
 class Needs(NamedTuple):
@@ -49,6 +54,7 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     A job of fewer windows never has more of them open than it has.
     """
     plan, inputs = spec.plan(), spec.inputs_bytes()
+    parameters = plan.parameters
     window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
     if isinstance(plan, TrainingPlan):
         inputs = plan.rows * (plan.widths[0] + 1)
@@ -57,10 +63,15 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
         ) + DATASET_COPIES * inputs  # fmt: skip
     elif isinstance(plan, TuningPlan):
         process = MODEL_COPIES * inputs + sum(8 * kind.values for kind in plan.program.types)
+    elif isinstance(plan, GeneratingPlan):
+        shape, parameters = plan.shape, 0  # the state's tensors are among those of a step
+        largest = shape.batch * shape.widest
+        passed = max(largest, min(largest * shape.places, PASS_VALUES_MAX))
+        process = MODEL_COPIES * inputs + PASS_BYTES * passed + sum(8 * kind.values for kind in plan.program.types)
     else:
         raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     return Needs(
-        process=PROCESS_BYTES + PARAMETER_BYTES * plan.parameters + process,
+        process=PROCESS_BYTES + PARAMETER_BYTES * parameters + process,
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * inputs,
         journal=window + 2 * plan.state_limit_bytes,
         blobs=(min(open_windows_max, spec.windows) + 1) * window + inputs,

@@ -8,6 +8,7 @@ from tasks.dispute.commitments import Question, start_record
 from tasks.dispute.running import SegmentRun
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.loading import contents_of
@@ -25,7 +26,7 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
     spec, plan = order.spec, order.spec.plan()
     data: Mapping[str, bytes]
     model: Mapping[str, bytes] = {}
-    if isinstance(plan, TuningPlan):
+    if isinstance(plan, TuningPlan | GeneratingPlan):
         roots = {"dataset_root": spec.dataset.root, "root_of_model": spec.model_root()}
         data, model = contents_of(plan, order.dataset, order.model, **roots)
     else:

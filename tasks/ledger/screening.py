@@ -16,6 +16,7 @@ from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
@@ -163,6 +164,10 @@ def _start_root(plan: JobPlan) -> bytes:
         from tasks.engines.training import initial_state
 
         return initial_state(plan).root(plan)
+    if isinstance(plan, GeneratingPlan):
+        from tasks.engines import generating
+
+        return generating.first_state(plan).root(plan)
     from tasks.engines.tuning import first_state
 
     assert isinstance(plan, TuningPlan)

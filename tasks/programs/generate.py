@@ -86,6 +86,12 @@ class GenerateShape:
         return self.length + self.new - 1
 
     @property
+    def widest(self) -> int:
+        """Values of the largest tensor of a pass, for each token of a batch."""
+        model = self.model
+        return max(model.vocabulary, model.hidden, model.width, model.heads * max(model.head_width, self.places))
+
+    @property
     def batches(self) -> int:
         """Batches of all rows."""
         return self.rows // self.batch

@@ -57,6 +57,7 @@ from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
 from tasks.kinds import finetune as finetune_jobs
+from tasks.kinds import generate as generate_jobs
 from tasks.ledger import (
     auction,
     bands,
@@ -84,6 +85,8 @@ from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, TaskParameters
 from tasks.programs import finetune, tensors
+from tasks.programs import generate as generate_program
+from tasks.programs.operators import decoding as decoding_operators
 from tests.house import citations, spec_tables
 
 PARAMETERS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
@@ -218,6 +221,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "match_ms_max": specification.MATCH_MS_MAX,
         "model_bytes_max": tuning_plan.MODEL_BYTES_MAX,
         "step_calls_max": finetune_jobs.STEP_CALLS_MAX,
+        "generate_calls_max": generate_jobs.GENERATE_CALLS_MAX,
+        "generate_batch_max": generate_program.BATCH_MAX,
+        "ends_max": decoding_operators.ENDS_MAX,
         "clipped_max": finetune.CLIPPED_MAX,
         "program_leaf_bytes": tensors.LEAF_BYTES,
         "chunk_bytes": chunks.CHUNK_BYTES,

@@ -50,6 +50,7 @@ from tasks.spec import (
     Model,
     Requirements,
     Schedule,
+    classifier_of,
     decode_spec,
     encode_spec,
     spec_hash,
@@ -130,7 +131,7 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(max_price_per_tera_unit=0),
         JOB._replace(max_price_per_tera_unit=(1 << 100) + 1),
         JOB._replace(requirements=Requirements(0, 0, RATE_MAX + 1)),
-        JOB.changed(dataset=JOB.dataset._replace(samples=(1 << 22) + 1)),
+        JOB.changed(dataset=classifier_of(JOB).dataset._replace(samples=(1 << 22) + 1)),
         JOB._replace(match_ms=0),
     ],
 )
@@ -218,7 +219,9 @@ def test_a_step_is_called_twice_as_long_as_it_was_measured(
 ) -> None:
     """As measured on one core of a busy AMD EPYC (0032)."""
     job = JOB.changed(
-        model=Model("mlp", widths, activation), batch=batch, dataset=JOB.dataset._replace(rows=rows, samples=rows)
+        model=Model("mlp", widths, activation),
+        batch=batch,
+        dataset=classifier_of(JOB).dataset._replace(rows=rows, samples=rows),
     )
     assert job.step_ms >= 1.95 * measured_ms
 

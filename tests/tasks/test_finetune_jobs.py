@@ -90,6 +90,7 @@ HASH = "585859922b1c23b51f43e56c8ba80e964531055dec7e22fbbaccb3782580b5ea"
         {"rates": PART.rates._replace(warmup_steps=STEPS)},
         {"kind": "train"},
         {"kind": "generate"},
+        {"kind": "embed"},
         {"level": 2},
         {"schedule": Schedule(STEPS, 4, STEPS)},
     ],

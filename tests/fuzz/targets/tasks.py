@@ -29,6 +29,7 @@ from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+from tasks.engines.generating import first_state as decoding_state
 from tasks.engines.input_blobs import join_tensors, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.engines.training import initial_state
@@ -59,6 +60,7 @@ from tasks.models.huggingface import Checkpoint, ends_of, shards_of
 from tasks.models.rows import examples_of, make_rows
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.programs.finetune import FinetuneShape, row_tensors
+from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tasks.proofs import (
     LEAF_LIMIT_BYTES,
@@ -95,6 +97,7 @@ from tests.fuzz.targets.samples import (
     STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+from tests.tasks.generated import generated
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
@@ -116,6 +119,12 @@ def _read_tuning_blob(shape: FinetuneShape, data: bytes) -> None:
     for read, kinds in ((read_rows, row_tensors(shape)), (read_model, weight_tensors(shape.model))):
         with suppress(DatasetInvalid):
             assert join_tensors(kinds, read(shape, data)) == data
+
+
+def _read_prompts(shape: GenerateShape, data: bytes) -> None:
+    """Take bytes as the blob of prompts: the same tensors make the same bytes."""
+    with suppress(DatasetInvalid):
+        assert join_tensors(prompt_tensors(shape), read_rows(shape, data)) == data
 
 
 def read_job_frames(data: bytes) -> None:
@@ -229,7 +238,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "job specification",
         Target(
             canonical(decode_spec, encode_spec),
-            (encode_spec(JOB), encode_spec(tuned()[0])),
+            (encode_spec(JOB), encode_spec(tuned()[0]), encode_spec(generated()[0])),
             ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
         ),
     )
@@ -352,6 +361,15 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
         ("tasks.engines.input_blobs:read_rows", "tasks.engines.input_blobs:read_model"),
     )  # fmt: skip
+    plan, decoded = generated()[1:]
+    yield "prompts of a decoding job", Target(
+        lambda data: _read_prompts(plan.shape, data), (join_tensors(prompt_tensors(plan.shape), decoded.data),),
+        ("tasks.engines.input_blobs:read_rows",),
+    )  # fmt: skip
+    yield "state of a decoding job", Target(
+        canonical(lambda data: TrainingState.decode(data, plan), TrainingState.encode),
+        (decoding_state(plan).encode(),), ("tasks.engines.state:TrainingState.decode",), (StateInvalid,),
+    )  # fmt: skip
     yield (
         "blob that a job names",
         Target(read_dataset_facts, (BLOB,), ("tasks.ledger.screening:read_dataset_facts",)),
@@ -361,7 +379,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.engines.state:TrainingState.decode",), (StateInvalid,),
     )  # fmt: skip
     yield "job", Target(
-        canonical(Job.decode, Job.encode), (RUN.encode(), Job.of(tuned()[0]).encode()),
+        canonical(Job.decode, Job.encode),
+        (RUN.encode(), Job.of(tuned()[0]).encode(), Job.of(generated()[0]).encode()),
         ("tasks.executor.job:Job.decode",),
         (DecodeError, UnsupportedJob),
     )  # fmt: skip

@@ -28,6 +28,7 @@ from tasks.spec import (
     Requirements,
     Schedule,
     classifier_job,
+    classifier_of,
     classifier_plan,
     decode_spec,
     encode_spec,
@@ -69,7 +70,7 @@ def test_every_valid_job_survives(samples: int, price: int, seed: bytes, activat
     spec = SPEC.changed(
         seed=seed,
         max_price_per_tera_unit=price,
-        dataset=SPEC.dataset._replace(rows=max(600, samples), samples=samples),
+        dataset=classifier_of(SPEC).dataset._replace(rows=max(600, samples), samples=samples),
         model=Model(MODEL_MLP, (8, 6, 3), activation),
     )
     assert spec_from_json(spec_to_json(spec)) == decode_spec(encode_spec(spec))

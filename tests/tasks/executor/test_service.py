@@ -26,7 +26,7 @@ from tasks.executor.results import WindowResult, make_leaves, make_window_proof,
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import Capabilities, Listener, MoveSource, ProcessOptions
 from tasks.proofs import Code, Finding, check_leaves, check_opening, encode_leaf, make_opening
-from tasks.spec import classifier_plan
+from tasks.spec import classifier_of, classifier_plan
 from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_processes, make_spec
 
 SPEC = make_spec()
@@ -258,7 +258,7 @@ async def test_a_job_whose_numbers_fail_is_not_started_again(tmp_path: Path) -> 
     with pytest.raises(JobFailed) as raised:
         await executor.run_task(TASK, SPEC._replace(init_root=bytes(32)), BLOB, Windows())
     assert raised.value.reason == "state_invalid"
-    fewer = SPEC.changed(dataset=SPEC.dataset._replace(samples=69))
+    fewer = SPEC.changed(dataset=classifier_of(SPEC).dataset._replace(samples=69))
     with pytest.raises(JobFailed) as raised:
         await executor.run_task(TASK, fewer, BLOB, Windows())
     assert raised.value.reason == "dataset_invalid"

@@ -1,0 +1,37 @@
+"""A job of the kind ``generate`` on a tiny model, with everything that its worker fetches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tasks.engines.generating import first_state, generate_model_root, prompts_root
+from tasks.engines.generating_plan import GeneratingPlan
+from tasks.kinds.finetune import BaseModel
+from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
+from tests.tasks.programs.generations import Generation, generation
+from tests.tasks.tuned import TINY
+from tests.tasks.world import WORTH
+
+STEPS: Final = 12
+
+
+def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
+    """Return a job of two batches of six places, its plan, and the contents of its model and prompts."""
+    made = generation(TINY, length=3, new=4, ends=(2, 7))
+    plan, model, shape = made.plan, made.shape.model, made.shape
+    part = GeneratePart(
+        model=BaseModel(
+            "llama", b"m" * 32, generate_model_root(shape, made.model), model.vocabulary, model.width,
+            model.layers, model.heads, model.key_heads, model.head_width, model.hidden, model.context,
+            model.rotary_base, model.epsilon_nano, int(model.tied), int(model.biased),
+        ),
+        dataset=PromptSet(b"p" * 32, prompts_root(shape, made.data), shape.rows, shape.length),
+        batch=shape.batch,
+        decoding=Decoding("greedy", shape.new, shape.ends),
+    )  # fmt: skip
+    spec = JobSpec(
+        KIND_GENERATE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan),
+        Schedule(STEPS, segment, window), WORTH // 1000, Requirements(0, 0, 0), 60_000,
+    )  # fmt: skip
+    return decode_spec(encode_spec(spec)), plan, made

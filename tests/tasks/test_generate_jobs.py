@@ -1,0 +1,172 @@
+"""Jobs of the kind ``generate``: their specification, what they cost, their life on the ledger, their disputes."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.cli.jobs import FORMATS, spec_from_json
+from rpc.methods.jobs import spec_to_json
+from state.primitives.errors import DecodeError
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.game import Ending, Side
+from tasks.engines.generating import Generator, first_state
+from tasks.engines.state import TrainingState
+from tasks.kinds.generate import GENERATE_CALLS_MAX
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.questions import question_of
+from tasks.ledger.records import Opened, load_window
+from tasks.ledger.screening import check_start
+from tasks.programs.generate import MADE
+from tasks.programs.program import SourceKind
+from tasks.spec import Schedule, decode_spec, encode_spec, spec_hash
+from tests.tasks.dispute.liars import Job, lie, play_out
+from tests.tasks.generated import STEPS, generated
+from tests.tasks.programs.engines import engine
+from tests.tasks.world import World
+
+ARRAYS = engine("numpy")
+SPEC, PLAN, MADE_JOB = generated()
+PART: Any = SPEC.part
+HASH = "e872cca7e4ba20f18cf9ffb2a7a742c329637108c2fe7e5a0b7e2f65163dbc0e"
+
+
+def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
+    raw = encode_spec(SPEC)
+    assert decode_spec(raw) == SPEC
+    assert spec_from_json(spec_to_json(SPEC)) == SPEC
+    assert spec_hash(raw).hex() == HASH
+    assert SPEC.plan() == PLAN
+    assert (SPEC.step_units, PLAN.step_calls) == (PLAN.program.units, len(PLAN.program.calls))
+    assert {given.kind: given.root for given in SPEC.inputs()} == {
+        SourceKind.DATA: PART.dataset.root, SourceKind.MODEL: PART.model.root,
+    }  # fmt: skip
+    assert len(first_state(PLAN).encode()) <= PLAN.state_limit_bytes
+    assert check_start(SPEC) == []
+    assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": PART.model._replace(name="gpt2")},
+        {"model": PART.model._replace(layers=0)},
+        {"model": PART.model._replace(tied=2)},
+        {"model": PART.model._replace(width=1 << 62)},
+        {"model": PART.model._replace(vocabulary=7)},
+        {"dataset": PART.dataset._replace(rows=3)},
+        {"dataset": PART.dataset._replace(rows=6)},
+        {"dataset": PART.dataset._replace(rows=0)},
+        {"dataset": PART.dataset._replace(length=17)},
+        {"dataset": PART.dataset._replace(root=b"short")},
+        {"batch": 0},
+        {"batch": 3},
+        {"batch": 1 << 40},
+        {"decoding": PART.decoding._replace(name="sampled")},
+        {"decoding": PART.decoding._replace(new_tokens=0)},
+        {"decoding": PART.decoding._replace(new_tokens=1 << 62)},
+        {"decoding": PART.decoding._replace(ends=(7, 2))},
+        {"decoding": PART.decoding._replace(ends=(1 << 62,))},
+        {"decoding": PART.decoding._replace(ends=tuple(range(9)))},
+        {"kind": "train"},
+        {"kind": "finetune"},
+        {"level": 2},
+        {"schedule": Schedule(STEPS, 5, STEPS)},
+        {"schedule": Schedule(STEPS - 1, 1, 1)},
+        {"schedule": Schedule(STEPS + 1, 1, 1)},
+    ],
+)
+def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(SPEC.changed(**change)))
+
+
+def test_a_step_of_too_many_calls_is_refused_with_their_number() -> None:
+    with pytest.raises(DecodeError, match=f"calls, at most {GENERATE_CALLS_MAX}"):
+        decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=20))))
+
+
+def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_program() -> None:
+    """Machines whose work is made up, for the ledger looks at none of it before a dispute."""
+    spec = generated(window=STEPS // 2)[0]
+    world = World()
+    world.add_machine(1), world.add_machine(2), world.add_machine(3)
+    task = world.create(spec)
+    record = world.run_to(task, Phase.SETTLED)
+    assert record.final_windows == spec.windows == 2
+
+
+def test_a_state_is_written_in_the_types_of_its_tensors() -> None:
+    state = run(STEPS).state()
+    for suffix in (".npz", ".safetensors"):
+        assert state.tensors[MADE] in FORMATS[suffix](state, PLAN)
+
+
+def run(steps: int) -> Generator:
+    found = Generator(PLAN, MADE_JOB.model, MADE_JOB.data, ARRAYS, first_state(PLAN))
+    found.run_steps(steps)
+    return found
+
+
+def opened_in(world: World, segment: int, before: bytes, end: StepRecord) -> tuple[Any, Opened]:
+    world.add_machine(1), world.add_machine(2)
+    task = world.create(SPEC)
+    world.run(task, until=lambda record: record.next_window > 0)
+    opened = Opened(segment, before, end.state_root, end.work_digest, end.loss_total)
+    return load_window(world.state, task, 0), opened
+
+
+def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_loses() -> None:
+    """The engine's state and work are what the game opens, under the roots that stand in the specification."""
+    worker = run(4)
+    before = worker.state()
+    done = worker.run_segment(2)
+    job = Job(SPEC.program(), SPEC.seed, before.tensors, MADE_JOB.data, 4, 2, MADE_JOB.model)
+    honest = job.run(ARRAYS)
+    assert honest.end_record == StepRecord(done.state_root, done.work_digest, done.loss_bits)
+    window, opened = opened_in(World(), 2, before.root(PLAN), honest.end_record)
+    question = question_of(SPEC, window, opened)
+    assert (question.data, question.model) == (honest.trace(0).data_tree.root, honest.trace(0).model_tree.root)
+    lost = 0
+    for seed in count():
+        random = Random(seed)
+        liar = lie(job, honest, ARRAYS, random.randrange(2), random.randrange(
+            len(job.program.sources), len(job.program.types)), random)  # fmt: skip
+        if liar.question.end == honest.end_record:
+            continue
+        end = liar.question.end
+        claimed = question_of(SPEC, window, opened._replace(
+            state_root_after=end.state_root, work_digest=end.work_digest, loss_bits=end.loss_total))  # fmt: skip
+        played = play_out(claimed, liar.witness, honest.witness(), served=bool(seed % 2))
+        assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
+        # The same one as challenger of the honest worker.
+        played = play_out(question, honest.witness(), liar.witness, served=bool(seed % 2))
+        assert played.game.ending is None or played.game.ending.loser is Side.CHALLENGER
+        lost += 1
+        if lost == 5:
+            break
+
+
+def test_a_false_token_is_an_element_that_a_game_names() -> None:
+    """A worker that writes another token than it chose, and goes on from there, loses by that store."""
+    job = Job(SPEC.program(), SPEC.seed, run(4).state().tensors, MADE_JOB.data, 4, 2, MADE_JOB.model)
+    honest, store = job.run(ARRAYS), job.program.stores[MADE]
+    for served in (True, False):
+        liar = lie(job, honest, ARRAYS, 0, store, Random(1))
+        played = play_out(liar.question, liar.witness, honest.witness(), served=served)
+        assert played.game.ending is Ending.ELEMENT_WRONG
+
+
+def test_a_state_with_a_token_that_no_model_has_is_refused() -> None:
+    from tasks.engines.errors import StateInvalid
+
+    state = run(4).state()
+    table = np.frombuffer(state.tensors[MADE], dtype="<i2").copy()
+    table[0] = PLAN.shape.model.vocabulary
+    with pytest.raises(StateInvalid):
+        wrong = TrainingState(4, {**state.tensors, MADE: table.tobytes()})
+        Generator(PLAN, MADE_JOB.model, MADE_JOB.data, ARRAYS, wrong)
