@@ -6,7 +6,7 @@ another, and a liar plays its game as well as a liar can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -15,10 +15,10 @@ from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.finetune import finetune_program
 from tasks.programs.operators import Context
-from tasks.programs.program import Program
+from tasks.programs.program import Program, SourceKind
 from tasks.programs.running import Runner, StepResult, content_of, load_tensor
 
-__all__ = ["TENSOR", "changed", "false_tensor", "install", "install_rate", "install_skip"]
+__all__ = ["TENSOR", "changed", "false_tensor", "install", "install_coarse", "install_rate", "install_skip"]
 
 TENSOR: Final = "parameter/0/weight"
 CHANGE: Final = 2.0**-8
@@ -52,6 +52,24 @@ def install_rate() -> None:
         return finetune_program(plan.shape, faster)
 
     TuningPlan.program = property(program)  # type: ignore[method-assign, assignment]
+
+
+def install_coarse() -> None:
+    """Make every program of this process read frozen weights of 8 bits instead of 15."""
+    load = Runner.load
+
+    def coarse_load(self: Runner, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:
+        if kind is SourceKind.MODEL:
+            contents = {name: _coarse(name, content) for name, content in contents.items()}
+        return load(self, kind, contents)
+
+    Runner.load = coarse_load  # type: ignore[method-assign]
+
+
+def _coarse(name: str, content: bytes) -> bytes:
+    if name.endswith(("norm", "bias", "/exponents")):
+        return content
+    return bytes((np.frombuffer(content, dtype="<i2") // 256 * 256).astype("<i2").tobytes())
 
 
 def install_skip() -> None:

@@ -105,3 +105,29 @@ def test_wrong_rows_and_models_are_named_with_file_line_and_remedy(folder: Path)
     config.write_text(json.dumps(config_of(large)))
     with pytest.raises(ConfigError, match=r"a model of \d+ bytes, and machines run 268435456 at most"):
         made(folder)
+
+
+def test_text_is_read_with_the_tokeniser_of_the_model(folder: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers (extra models) IS NOT INSTALLED: TEXT WAS NOT READ")
+    vocabulary = {chr(code): at for at, code in enumerate(range(ord("a"), ord("z") + 1), 2)} | {"<|end|>": 1}
+    (folder / "model" / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "added_tokens": [{
+            "id": 1, "content": "<|end|>", "special": True, "single_word": False, "lstrip": False,
+            "rstrip": False, "normalized": False,
+        }],
+    }))  # fmt: skip
+    (folder / "rows.jsonl").write_text('{"prompt": "ab", "completion": "cd"}\n{"text": "abc"}')
+    job = made(folder)
+    assert (job.spec.part.dataset.rows, job.spec.part.dataset.length, job.spec.part.dataset.slots) == (2, 4, 3)
+    (folder / "rows.jsonl").write_text('{"prompt": "ab"}')
+    with pytest.raises(ConfigError, match=r"rows.jsonl: line 1: fields prompt; prompt and completion, messages"):
+        made(folder)
+
+
+def test_text_without_a_tokeniser_is_refused_with_what_to_install_or_add(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"text": "abc"}')
+    with pytest.raises(
+        ConfigError, match=r"tokenizers is not installed: pip install|tokenizer.json: not readable"
+    ):
+        made(folder)

@@ -229,6 +229,10 @@ class FastDuties(DutyService):
     child_module = "testnet.scenarios.rate_child"
 
 
+class CoarseDuties(DutyService):
+    child_module = "testnet.scenarios.coarse_child"
+
+
 class SkippingDuties(DutyService):
     child_module = "testnet.scenarios.skipping_child"
 
@@ -236,12 +240,12 @@ class SkippingDuties(DutyService):
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "cheat",
-    [LyingDuties, FastDuties, SkippingDuties],
+    [LyingDuties, FastDuties, SkippingDuties, CoarseDuties],
 )
 async def test_a_worker_that_trains_otherwise_is_found_and_not_paid(
     world: World, cheat: type[DutyService]
 ) -> None:
-    """One value of an adapter is false, the learning rate is another one, or a step is left out."""
+    """One value of an adapter is false, rate or model are others, or a step is left out."""
     liar, verifier = Machine(world, 1, "compute", duties=cheat), Machine(world, 2, "verify")
     async with trio.open_nursery() as nursery:
         market, holder = await started(world, nursery, liar, verifier)
