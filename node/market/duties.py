@@ -30,6 +30,7 @@ from node.market.keeper import Keeper
 from node.market.key_files import KeyFiles
 from node.market.key_shares import KeyShares
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
+from node.market.own_inputs import OwnInputs
 from node.market.promises import Promises
 from node.market.task_keys import TaskKeys
 from node.market.trials import SpeedTrials
@@ -139,6 +140,8 @@ class DutyService:
         blobs, secret = network.blobs, digest(b"duty-secret", secret)
         assert blobs is not None
         self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
+        self._own_inputs = OwnInputs(ledger.store, blobs, wallet.address)
+        self._own_inputs.tidy()  # before a byte of another blob can push them out
         self._inputs = inputs = Inputs(network, wallet.address)
         inputs.keys = keys
         inputs.custodians = partial(input_holders, ledger.store)
@@ -351,6 +354,7 @@ class DutyService:
             name = ("custody", kept.task, kept.window, kept.action, kept.chunk)
             self._start(nursery, name, self._keeper.perform, kept)
         self._keeper.tidy()
+        self._own_inputs.tidy()
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)

@@ -56,6 +56,7 @@ __all__ = [
     "find_node",
     "find_task",
     "list_nodes",
+    "own_tasks",
     "quote",
     "quote_checks",
     "report_on",
@@ -211,6 +212,19 @@ def _pages(key: Callable[..., bytes], subject: bytes | int) -> tuple[bytes, byte
 def tasks_by_requester(state: Reader, requester: bytes, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
     """Return tasks that ``requester`` created, the oldest first."""
     return _page(state, *_pages(by_requester_key, requester), cursor, limit)
+
+
+def own_tasks(
+    state: Reader, requester: bytes, after: bytes | None, limit: int
+) -> tuple[list[bytes], bytes | None]:  # fmt: skip
+    """Return ids of tasks that ``requester`` created, the oldest first, and the place of the last one.
+
+    ``after`` is such a place, or None. With it only tasks are read that came later.
+    """
+    first, stop = _pages(by_requester_key, requester)
+    start = first + (b"" if after is None else after + b"\x00")
+    keys = [key for key, _ in state.scan(start, stop, limit)]
+    return [key[-HASH_BYTES:] for key in keys], keys[-1][len(first) :] if keys else after
 
 
 def tasks_by_worker(state: Reader, worker: bytes, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
