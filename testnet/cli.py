@@ -35,15 +35,7 @@ from testnet.cluster import (
     write_home,
 )
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
-from testnet.plan import (
-    CUSTODY_PARAMETERS,
-    MEMBERS_MAX,
-    TRIAL_PARAMETERS,
-    Placement,
-    derive_key,
-    make_plan,
-    member_names,
-)
+from testnet.plan import MEMBERS_MAX, TRIAL_PARAMETERS, Placement, derive_key, make_plan, member_names
 from testnet.scenarios.cli import scenario
 from testnet.wan.cli import wan
 
@@ -161,7 +153,7 @@ def up(
             root, validators=validators, workers=workers, seed=seed, base_port=base_port,
             parameters=numbers, founders=founders,
             allocations=((faucet_key(seed).address, FAUCET_COINS),),
-            defaults=CUSTODY_PARAMETERS | TRIAL_PARAMETERS,
+            defaults=TRIAL_PARAMETERS,
         )  # fmt: skip
         guests = [make_faucet(root, plan, seed)] if has_faucet else []
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True), absent=absent, guests=guests)

@@ -24,17 +24,9 @@ from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.vrf import vrf_key_of
+from tasks.ledger.parameters import TaskParameters
 
-__all__ = [
-    "COIN",
-    "CUSTODY_PARAMETERS",
-    "MEMBERS_MAX",
-    "TRIAL_PARAMETERS",
-    "Member",
-    "Placement",
-    "Plan",
-    "make_plan",
-]
+__all__ = ["COIN", "MEMBERS_MAX", "TRIAL_PARAMETERS", "Member", "Placement", "Plan", "make_plan"]
 
 COIN: Final = 10**18
 MEMBERS_MAX: Final = 100
@@ -69,16 +61,11 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "tasks.bond_release_ms": 5_000,
     "tasks.retire_ms": 10_000,
     "tasks.presence_ms": 60_000,
-}
-
-CUSTODY_PARAMETERS: Final[dict[str, int]] = {
-    "tasks.custody_copies": 2,
     "tasks.custody_ms": 3_600_000,
     "tasks.custody_sign_ms": 20_000,
     "tasks.custody_answer_ms": 30_000,
     "tasks.custody_fee_min": 5_000_000_000_000,
 }
-"""Custody of results, which `dekube testnet up` has by default: with clocks to watch."""
 
 
 TRIAL_PARAMETERS: Final[dict[str, int]] = {
@@ -183,7 +170,7 @@ def make_plan(
     for name in names:
         role = name.rpartition("-")[0]
         at = placements[name]
-        keeps = bool((parameters or {}).get("tasks.custody_copies"))
+        keeps = bool((parameters or {}).get("tasks.custody_copies", TaskParameters().custody_copies))
         options = None if role == "relay" else _options(role, at, bootstrap, relay, accounts[name], keeps=keeps)
         if options is not None and name in roles:
             options = replace(options, roles=roles[name])

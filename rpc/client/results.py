@@ -519,6 +519,22 @@ class CheckQuote(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CustodyLine(ResultObject):
+    """What the custody of the outputs (``what`` is "output") or of the data set ("input") locks if asked for.
+
+    Each of ``blobs`` lies with ``copies`` machines for ``time_ms`` at most; what is not used returns.
+    """
+
+    what: str
+    blobs: int
+    copies: int
+    size_bytes: int
+    time_ms: int
+    price_per_gib_hour: Amount
+    amount: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskQuote(Answer):
     """What creating a task would lock, unused it comes back; and what is known against its job.
 
@@ -531,6 +547,7 @@ class TaskQuote(Answer):
     fee: Amount
     preparation: Amount
     custody: Amount
+    custody_lines: tuple[CustodyLine, ...]
     total: Amount
     limit: Amount
     checks: CheckQuote

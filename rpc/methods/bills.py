@@ -30,6 +30,7 @@ from state.view import Reader
 from tasks.errors import TaskUnknown
 from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.custody import custody_budget
+from tasks.ledger.custody_quotes import CustodyLine, custody_lines, custody_notices
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
@@ -110,7 +111,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         *machine_objections(job, seen.outlook),
         *cost_objections(job, parameters, gas, node.head.base_fee_next),
     ]
-    notices = machine_notices(job, seen.outlook)
+    notices = [*machine_notices(job, seen.outlook), *seen.keeping]
     checks = quote_checks(job, node.head.base_fee_next, parameters)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     for given in job.inputs()[1:]:
@@ -135,6 +136,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "fee": str(budget.fee),
         "preparation": str(budget.preparation),
         "custody": str(custody_budget(job, parameters)),
+        "custody_lines": [_custody_line(line) for line in custody_lines(job, parameters, keeps_input=True)],
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
         "checks": {name: str(amount) for name, amount in checks._asdict().items()},
@@ -169,12 +171,25 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     }
 
 
+def _custody_line(line: CustodyLine) -> Json:
+    return {
+        "what": line.what,
+        "blobs": line.blobs,
+        "copies": line.copies,
+        "size_bytes": line.size_bytes,
+        "time_ms": line.time_ms,
+        "price_per_gib_hour": str(line.price_per_gib_hour),
+        "amount": str(line.amount),
+    }
+
+
 class _Seen(NamedTuple):
     outlook: Outlook
     start: list[Objection]
     report: JobReport | None
     calls: list[CallPrices]
     is_private: bool
+    keeping: list[Objection]
 
 
 def _look(
@@ -192,7 +207,7 @@ def _look(
     outlook = look_out(reader, job, now_ms, parameters, excluded)
     return _Seen(
         outlook, [*kind_objections(job), *check_start(job, any_size=False)], report_on(reader, spec_hash(raw)),
-        last_prices(reader, class_of(job)), is_private,
+        last_prices(reader, class_of(job)), is_private, custody_notices(reader, now_ms, parameters),
     )  # fmt: skip
 
 
@@ -219,6 +234,19 @@ BILL_COMPONENTS: Final[dict[str, Schema]] = {
             "highest": AMOUNT_OUT,
         },
         description="What a call of the market paid for jobs of one class, per 10^12 work units.",
+    ),
+    "CustodyLine": obj(
+        {
+            "what": {"type": "string", "enum": ["output", "input"]},
+            "blobs": NUMBER,
+            "copies": NUMBER,
+            "size_bytes": NUMBER,
+            "time_ms": NUMBER,
+            "price_per_gib_hour": AMOUNT_OUT,
+            "amount": AMOUNT_OUT,
+        },
+        description="What the custody of the outputs, or of the data set, locks if it is asked for: blobs of one "
+        "size, each with so many machines for so long at most.",
     ),
     "BillLine": obj(
         {
@@ -248,6 +276,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "fee": AMOUNT_OUT,
                 "preparation": AMOUNT_OUT,
                 "custody": AMOUNT_OUT,
+                "custody_lines": array(ref("CustodyLine"), maximum=2),
                 "total": AMOUNT_OUT,
                 "limit": AMOUNT_OUT,
                 "checks": ref("CheckQuote"),

@@ -1,14 +1,23 @@
-"""What custody of a job costs, as lines of its quote: by bytes and hours (market.md R35, R44)."""
+"""What custody of a job costs, as lines of its quote: by bytes and hours (market.md R35, R44).
+
+The quote also says if fewer machines than copies could keep anything now.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from state.view import Reader
 from tasks.ledger.custody import GIB, HOUR_MS, reserve_for
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.registry import NodeRole, candidates, is_available
+from tasks.ledger.screening import Objection
 from tasks.spec import JobSpec
 
-__all__ = ["CustodyLine", "custody_lines"]
+__all__ = ["FEW_CUSTODIANS", "CustodyLine", "custody_lines", "custody_notices"]
+
+FEW_CUSTODIANS: Final = "few_custodians"
+"""Code of the notice that fewer machines than copies could keep a blob now."""
 
 
 class CustodyLine(NamedTuple):
@@ -50,3 +59,23 @@ def custody_lines(
         )
         for what, count, size in blobs
     )  # fmt: skip
+
+
+def custody_notices(state: Reader, now_ms: int, parameters: TaskParameters) -> list[Objection]:
+    """Return that fewer machines than copies could keep a blob now, where that is so.
+
+    Machines of one operator count as one: an output lies with one of them at most.
+    """
+    copies = parameters.custody_copies
+    if not copies:
+        return []
+    found = candidates(state, NodeRole.STORAGE, b"", parameters.candidates_max)
+    operators = {node.parties[-1] for node in found if is_available(node, now_ms, parameters)}
+    if len(operators) >= copies:
+        return []
+    text = (
+        f"{len(operators)} operators have machines with role storage that are on, and {copies} copies are kept: "
+        "its worker keeps each output too, and its bond answers for that; a data set that others are to keep "
+        "waits, and the task with it"
+    )
+    return [Objection(FEW_CUSTODIANS, text)]

@@ -283,7 +283,7 @@ class TaskParameters:
     """Least fees of a check that a verifier loses which agreed with a segment that was proven wrong."""
 
     # Custody
-    custody_copies: int = 0
+    custody_copies: int = 2
     """Machines that keep the output of a window of a task with custody; 0: the chain has no custody."""
     custody_ms: int = 7 * DAY_MS
     """From the receipts to the end of custody, where the requester does not end it before."""

@@ -161,6 +161,12 @@ _PREPARES: Final[Mapping[str, Value]] = {
     "demands": False,
     "accuses": False,
 }
+_DEMANDS: Final[Mapping[str, Value]] = {
+    "cancels": "never",
+    "withholds": False,
+    "demands": True,
+    "accuses": False,
+}
 _IDLE: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "keeps nothing"}
 _SILENT: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "signs nothing"}
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
@@ -170,7 +176,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         # Money of a worker
         Absent(
             "hold", "nothing of a window's pay is held until the end", {"hold_bps": 0},
-            (Aim("colluding set", {**_ALL, "honest_first": 2}), Aim("griefing requester", {"demands": True})),
+            (Aim("colluding set", {**_ALL, "honest_first": 2}),),
         ),
         Absent(
             "bond", "a worker locks no more than the fees", {"bond_windows_bps": 0, "bond_floor_bps": 0},
@@ -213,10 +219,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         ),
         Absent(
             "jury", "one juror decides", {"jury": 1},
-            (
-                Aim("griefing requester", {"accuses": True, "cancels": "never", "withholds": False}),
-                Aim("griefing requester", {"demands": True, "cancels": "never", "withholds": False}),
-            ),
+            (Aim("griefing requester", {"accuses": True, "cancels": "never", "withholds": False}),),
         ),
         Absent(
             "draw-delay", "verifiers are drawn in the block after the proof", {"draw_blocks": 1},
@@ -281,6 +284,11 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             ),
         ),
         # Custody
+        Absent(
+            "custody", "no output is kept by others, and a jury says whether a result is to be had",
+            {"custody_copies": 0},
+            (Aim("griefing requester", {**_DEMANDS, "share": 33}), Aim("griefing requester", _DEMANDS)),
+        ),
         Absent(
             "receipts", "a window is final before custodians have signed for its output",
             aims=(Aim("garbage custodian"), Aim("idle custodian", _IDLE)),

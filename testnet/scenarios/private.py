@@ -44,9 +44,10 @@ def post_private(client: Client, key: SecretKey, job: Job, control: Path, *, kee
     private = make_private(key, job.spec, make_dataset("digits").encode())
     put_private(client, private, control)
     spec = encode_spec(private.spec)
-    ask = CustodyAsk(client, key, private.key_root, INPUTS, client.quote_task(spec).custody)
+    quoted = client.quote_task(spec)
+    ask = CustodyAsk(client, key, private.key_root, INPUTS, quoted.custody)
     if keeps_input:
-        ask.kept = KeptInput(client, key, private.commitment, input_price(client, private.spec))
+        ask.kept = KeptInput(client, key, private.commitment, input_price(quoted))
     return ask.create(spec)
 
 

@@ -63,7 +63,6 @@ class Story:
 
 _ALL_VERIFY: Final = {"tasks.verifiers": 5, "tasks.verifiers_sure": 5}
 """Every machine checks every window, so the cheat is drawn."""
-_CUSTODY: Final = {"tasks.custody_copies": 2, "tasks.custody_sign_ms": 20_000, "tasks.custody_answer_ms": 30_000}
 _MACHINES: Final = {
     "worker-0": ("compute",), "worker-1": ("compute",),
     **{f"worker-{number}": ("storage",) for number in (2, 3, 4)},
@@ -108,13 +107,13 @@ STORIES: Final[Mapping[str, Story]] = {
         Story(
             "garbage-custody",
             "worker-0 keeps the result of a private task to itself, and puts garbage into custody",
-            "worker-0", SWINDLER, late=("worker-1",), parameters=_CUSTODY, workers=5, roles=_MACHINES,
+            "worker-0", SWINDLER, late=("worker-1",), workers=5, roles=_MACHINES,
             requester="validator-3",
         ),
         Story(
             "offline-requester",
             "the requester of a private task is offline from its creation until it has settled",
-            "", late=("worker-0", "worker-1"), parameters=_CUSTODY, workers=5, roles=_MACHINES,
+            "", late=("worker-0", "worker-1"), workers=5, roles=_MACHINES,
             requester="validator-3", is_offline=True,
         ),
     )

@@ -19,6 +19,7 @@ from rpc.protocol.requests import BlobRequests
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
+from tasks.ledger.custody_inputs import input_budget
 from tasks.ledger.events import EVENTS
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action
@@ -238,6 +239,29 @@ async def test_a_machine_shows_what_its_trials_measured() -> None:
     assert (trial["phase"], trial["checked"], trial["rate"]) == ("idle", True, record.rate)
     assert trial["ask_from_ms"] == record.begun_ms + TRIALS.trial_pause_ms
     assert (trial["rounds_missed"], trial["round_rate"], trial["verifier"]) == (0, 0, None)
+
+
+async def test_a_quote_has_lines_of_custody_and_says_if_too_few_machines_keep_anything() -> None:
+    world = KeptWorld()
+    node, raw = WorldNode(world), hexed(encode_spec(make_spec()))
+
+    async def codes() -> list[str]:
+        return [item["code"] for item in (await node.call("dekube_quoteTask", raw))["notices"]]
+
+    quoted = await node.call("dekube_quoteTask", raw)
+    outputs, one_input = quoted["custody_lines"]
+    assert (outputs["what"], outputs["blobs"], outputs["amount"]) == (
+        "output", make_spec().windows, quoted["custody"],
+    )  # fmt: skip
+    assert (one_input["what"], one_input["blobs"], one_input["copies"]) == ("input", 1, 2)
+    assert one_input["size_bytes"] == len(BLOB) and one_input["time_ms"] == world.parameters.custody_ms
+    assert int(one_input["amount"]) == input_budget(make_spec(), world.parameters) > 0
+    assert "few_custodians" in await codes()
+    world.add_machine(1, roles=NodeRole.STORAGE)
+    world.add_machine(2)
+    assert "few_custodians" in await codes(), "one of them keeps nothing"
+    world.add_machine(3, roles=NodeRole.STORAGE)
+    assert "few_custodians" not in await codes()
 
 
 async def test_a_quote_says_what_is_known_against_a_job() -> None:

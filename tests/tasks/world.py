@@ -88,7 +88,9 @@ QUICK: Final = TaskParameters(
     window_extra_ms=0,
     dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
     call_ms=0, order_blocks=0, serve_ms=20_000, audit_bps=10_000, segments_per_sample=1, draw_blocks=2,
+    custody_copies=0,
 )  # fmt: skip
+"""Short times, and no custody: tests of that are played with ``tests.tasks.keepers.KEPT``."""
 
 
 WORTH: Final = 6_600 * DKB

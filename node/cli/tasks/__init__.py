@@ -7,6 +7,7 @@ import click
 from node.cli.commands import CommandGroup
 from node.cli.tasks.actions import cancel, demand, resume, top_up
 from node.cli.tasks.custody import custody, receipt
+from node.cli.tasks.keep import keep
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
 from node.cli.tasks.views import bill, list_, proof, show_
@@ -39,6 +40,7 @@ for _command in (
     result,
     custody,
     receipt,
+    keep,
     cancel,
     top_up,
     demand,

@@ -10,6 +10,7 @@ import click
 
 from node.cli.arguments import ADDRESS, AMOUNT, TASK, WholeNumber
 from node.cli.confirm import send, yes_option
+from node.cli.option_conflicts import not_with, refuse_given
 from node.cli.output import counted, json_option, show_amount, show_fields
 from node.cli.session import Session, session_options
 from node.cli.tasks.custody import demand_of_custodian, has_custody
@@ -20,6 +21,7 @@ from rpc.client.results import Task
 from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
+from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
 __all__ = ["cancel", "demand", "resume", "top_up"]
@@ -67,24 +69,27 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
     _send_action(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
 
 
+@not_with(("--window",), "--input")
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.argument("amount", type=AMOUNT, required=False)
 @click.option("--window", type=WholeNumber(0), help="With custody: the window. Default: the last one.")
+@click.option("--input", "is_input", is_flag=True, help="With custody: demand the data set, not an output.")
 @click.option("--custodian", type=ADDRESS, metavar="ADDRESS",
               help="With custody: the machine. Default: the one with fewest demands.")  # fmt: skip
 @yes_option
 @json_option
 def demand(
-    session: Session, task_id: bytes, amount: int | None, window: int | None, custodian: str | None, yes: bool,
-    as_json: bool,
+    session: Session, task_id: bytes, amount: int | None, window: int | None, is_input: bool,
+    custodian: str | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Demand an unavailable result.
+    """Demand an unavailable result, or a data set that workers cannot have.
 
     On a chain with custody, a machine that keeps the output must answer. The first demand of a machine is for a
     drawn chunk on chain. The next ones have it deliver the whole output to a drawn machine. A machine that does
-    not answer loses its bond. AMOUNT (DKB) is optional.
+    not answer loses its bond. AMOUNT (DKB) is optional. With --input the same is demanded of a machine that
+    keeps the data set.
 
     On other chains, demand a result within one day of the task's end. Randomly selected machines fetch it and
     keep a copy to download. AMOUNT pays them if they succeed.
@@ -95,6 +100,7 @@ def demand(
     Examples:
       dekube task demand 0xTASK
       dekube task demand 0xTASK 0.01
+      dekube task demand 0xTASK --input
     """
     if amount == 0:
         raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
@@ -102,8 +108,10 @@ def demand(
         is_kept = has_custody(client)
     if is_kept:
         named = None if custodian is None else parse_address(custodian)
-        demand_of_custodian(session, task_id, amount, window, named, yes, as_json)
+        number = INPUT_WINDOW if is_input else window
+        demand_of_custodian(session, task_id, amount, number, named, yes, as_json)
         return
+    refuse_given(("--input", "--window", "--custodian"), "this chain has no custody")
     if amount is None:
         raise click.BadParameter("this chain has no custody: give an amount above zero", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}

@@ -21,10 +21,11 @@ from state.primitives.keys import SecretKey
 from tasks.custody.chunks import chunk_proof_to_value
 from tasks.custody.keys import derive_key, key_proof_to_value, window_key_name
 from tasks.custody.sealed import OutputIsGarbage, check_task_key, task_key_of
+from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.custody_transitions import DEMAND_CUSTODY, END_CUSTODY, REVEAL_GARBAGE
 from tasks.spec import decode_spec
 
-__all__ = ["custody", "demand_of_custodian", "has_custody", "receipt", "show_garbage"]
+__all__ = ["custody", "demand_of_custodian", "has_custody", "own_record", "receipt", "show_garbage"]
 
 DEMAND_MARGIN: Final = 2
 """A demand offers so many times what it costs at the present base fee; only what is due is locked."""
@@ -34,6 +35,11 @@ _COLUMNS: Final = ("window", "phase", "kept by", "bond", "demands", "until", "de
 def has_custody(client: Client) -> bool:
     """Tell whether the chain has custody."""
     return int(client.call("dekube_genesis")["parameters"].get("tasks.custody_copies", 0)) > 0
+
+
+def told_of(number: int) -> str:
+    """Return what is in custody under a number, in words."""
+    return "the data set" if number == INPUT_WINDOW else f"the output of window {number}"
 
 
 def kept_windows(client: Client, record: Task) -> list[tuple[int, str, Custody]]:
@@ -51,7 +57,7 @@ def kept_windows(client: Client, record: Task) -> list[tuple[int, str, Custody]]
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def custody(session: Session, task_id: bytes, as_json: bool) -> None:
-    """Show who keeps a task's outputs, until when, and what is demanded.
+    """Show who keeps a task's data set and outputs, until when, and what is demanded.
 
     \b
     Example:
@@ -61,11 +67,13 @@ def custody(session: Session, task_id: bytes, as_json: bool) -> None:
         record = record_of(client, task_id)
         terms = client.custody_terms(task_id)
         kept = [] if terms is None else kept_windows(client, record)
+        one_input = None if terms is None else client.custody(task_id, INPUT_WINDOW)
     if as_json:
         show(
             {
                 "task": hexed(task_id),
                 "terms": None if terms is None else terms.document,
+                "input": None if one_input is None else one_input.document,
                 "windows": [{"window": number, **found.document} for number, _, found in kept],
             }
         )
@@ -76,10 +84,11 @@ def custody(session: Session, task_id: bytes, as_json: bool) -> None:
     public = "public" if terms.is_public else "private: only who has the task's key can read them"
     click.echo(f"Outputs of {counted(terms.windows, 'window')}, {public}. Demands so far: {terms.demands}.")
     rows: list[dict[str, Any]] = []
-    for number, _, found in kept:
+    listed: list[tuple[str, Custody]] = [(str(number), found) for number, _, found in kept]
+    for name, found in [*([("data set", one_input)] if one_input is not None else []), *listed]:
         asked = found.demand
         head = {
-            "window": number,
+            "window": name,
             "phase": found.phase,
             "until": show_time(found.until_ms) if found.until_ms else "",
             "demanded": "" if asked is None else f"{asked.kind} of {format_address(asked.custodian)}",
@@ -115,7 +124,7 @@ def receipt(session: Session, task_id: bytes, window: int | None, yes: bool, as_
     key = session.key()
     hashes = []
     with session.client() as client:
-        record = _own_record(client, task_id, key)
+        record = own_record(client, task_id, key)
         numbers = [
             number
             for number, phase, kept in kept_windows(client, record)
@@ -159,7 +168,8 @@ def show_garbage(
     send(client, key, REVEAL_GARBAGE, payload, what, yes=yes)
 
 
-def _own_record(client: Client, task_id: bytes, key: SecretKey) -> Task:
+def own_record(client: Client, task_id: bytes, key: SecretKey) -> Task:
+    """Return a task of the account of ``key``. Raises ConfigError for another one."""
     record = record_of(client, task_id)
     if record.requester != key.address:
         owner = format_address(record.requester)
@@ -171,49 +181,59 @@ def demand_of_custodian(
     session: Session, task_id: bytes, amount: int | None, window: int | None, custodian: bytes | None, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Demand an output of a machine that keeps it. Raises TransactionRefused before anything is sent."""
+    """Demand an output, or the input, of a machine that keeps it.
+
+    Raises TransactionRefused before anything is sent.
+    """
     key = session.key()
     with session.client() as client:
-        record = _own_record(client, task_id, key)
+        record = own_record(client, task_id, key)
         number, kept = _demandable(client, record, window)
         if custodian is None:
             custodian = min(kept.custodians, key=lambda keeper: (keeper.failed, keeper.demands)).address
         keeper = next((keeper for keeper in kept.custodians if keeper.address == custodian), None)
         if keeper is None:
             raise TransactionRefused(
-                f"{format_address(custodian)} does not keep the output of window {number}; nothing was sent"
+                f"{format_address(custodian)} does not keep {told_of(number)}; nothing was sent"
             )
         kind = "a delivery to a drawn machine" if keeper.demands else "a chunk on chain"
         offered = amount or DEMAND_MARGIN * _demand_price(client, kept, is_delivery=keeper.demands > 0)
         what = {
             "does": f"demands {kind} of {format_address(custodian)}",
             "task": hexed(task_id),
-            "window": number,
+            "of": told_of(number),
             "locks": f"at most {show_amount(offered)}; it comes back if the demand brings nothing",
         }
         done = send(client, key, DEMAND_CUSTODY, [task_id, number, custodian, offered], what, yes=yes)
     answer = {
         "task": hexed(task_id),
-        "window": number,
+        **({"input": True} if number == INPUT_WINDOW else {"window": number}),
         "custodian": format_address(custodian),
         "kind": "delivery" if keeper.demands else "chunk",
         "transaction": done.transaction_hash,
         "height": done.block.height,
     }
     show_fields(answer, as_json=as_json)
-    if not as_json:
+    if not as_json and number == INPUT_WINDOW:
+        say("`dekube task custody` shows the answer; after a delivery one more machine has the data set.")
+    elif not as_json:
         say("`dekube task custody` shows the answer; after a delivery `dekube task result` fetches it.")
 
 
 def _demandable(client: Client, record: Task, window: int | None) -> tuple[int, Custody]:
-    kept = [(number, found) for number, _, found in kept_windows(client, record) if window in (None, number)]
+    if window == INPUT_WINDOW:
+        found = client.custody(record.id, INPUT_WINDOW)
+        kept = [] if found is None else [(INPUT_WINDOW, found)]
+    else:
+        kept = [(number, one) for number, _, one in kept_windows(client, record) if window in (None, number)]
     if not kept:
-        raise TransactionRefused("no such output is in custody; nothing was sent")
+        what = "the data set is not" if window == INPUT_WINDOW else "no such output is"
+        raise TransactionRefused(f"{what} in custody; nothing was sent")
     number, found = kept[-1]
     if found.phase != "kept" or not found.custodians:
-        raise TransactionRefused(f"the output of window {number} is not kept yet; nothing was sent")
+        raise TransactionRefused(f"{told_of(number)} is not kept yet; nothing was sent")
     if found.demand is not None:
-        raise TransactionRefused(f"a demand on window {number} is not over yet; nothing was sent")
+        raise TransactionRefused(f"a demand of {told_of(number)} is not over yet; nothing was sent")
     return number, found
 
 

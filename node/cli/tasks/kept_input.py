@@ -12,6 +12,7 @@ from node.market.posting import wait_input
 from node.market.private_jobs import make_private
 from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
+from rpc.client.results import TaskQuote
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -19,24 +20,19 @@ from state.primitives.manifests import manifest_of
 from tasks.custody.chunks import BlobCommitment
 from tasks.custody.sealed import public_input
 from tasks.errors import WrongPhase
-from tasks.ledger.custody import reserve_for
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.custody_transitions import KEEP_INPUT
-from tasks.ledger.parameters import TaskParameters
 from tasks.spec import JobSpec
 
 __all__ = ["KeptInput", "commitment_of", "input_price"]
 
 ASKS_MAX: Final = 3
 """How often custody is asked for if drawn machines do not sign."""
-_NAMES: Final = ("custody_copies", "custody_ms", "custody_price_per_gib_hour", "custody_fee_min")
 
 
-def input_price(client: Client, spec: JobSpec) -> int:
+def input_price(quoted: TaskQuote) -> int:
     """Return what a requester locks for the custody of a job's data set."""
-    found = client.call("dekube_genesis")["parameters"]
-    parameters = TaskParameters(**{name: int(found[f"tasks.{name}"]) for name in _NAMES})
-    return reserve_for(spec.inputs()[0].size_bytes, parameters) if parameters.custody_copies else 0
+    return sum(line.amount for line in quoted.custody_lines if line.what == "input")
 
 
 def commitment_of(key: SecretKey, spec: JobSpec, dataset: bytes, *, is_private: bool) -> BlobCommitment:

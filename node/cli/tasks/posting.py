@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from node.cli.confirm import send_signed, yes_option
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.option_conflicts import not_with, only_with
-from node.cli.output import counted, json_option, show, show_amount, show_fields
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
@@ -35,6 +36,7 @@ from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.ledger.custody_quotes import FEW_CUSTODIANS
 from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
@@ -212,6 +214,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "fee",
             "preparation",
             "custody",
+            "custody_lines",
             "total",
             "limit",
             "checks",
@@ -237,7 +240,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "bond of a new worker": show_amount(amounts.checks.bond_new),
             "protocol fee": show_amount(amounts.fee),
             "preparation": show_amount(amounts.preparation),
-            **_custody_line(amounts),
+            **_custody_lines(amounts),
             "locked in all": show_amount(amounts.total),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),
@@ -256,12 +259,26 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         raise JobRefused(objections)
 
 
-def _custody_line(amounts: TaskQuote) -> dict[str, str]:
-    """Return what custody of the outputs locks beside the task, on a chain that has it."""
+_CUSTODY_OF: Final = {
+    "output": "custody of outputs",
+    "input": "with --keep-input",
+}
+
+
+def _custody_lines(amounts: TaskQuote) -> dict[str, str]:
+    """Return what custody of the outputs and of the data set locks beside the task, on a chain that has it."""
     if not amounts.custody:
         return {}
+    told = {}
+    for line in amounts.custody_lines:
+        size = counted(line.size_bytes, "byte")
+        blobs = size if line.blobs == 1 else f"{counted(line.blobs, 'window')} of {size}"
+        copies = "1 copy" if line.copies == 1 else f"{line.copies} copies"
+        told[_CUSTODY_OF[line.what]] = (
+            f"{show_amount(line.amount)} more: {blobs}, {copies} for {show_span(line.time_ms)} at most"
+        )
     return {
-        "custody (--custody or --private)": f"{show_amount(amounts.custody)} more, for a week",
+        **told,
         "who reads with --private": "the worker, and the machines that check a window; with --holders N any "
         "--threshold of these N together could",
     }
@@ -303,13 +320,14 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
         )
 
 
+@not_with(("--no-custody",), "--private", "--keep-input", "--holders")
 @not_with((*RECIPE, "--job"), "--spec")
 @not_with((*_NOT_TUNED, "--dataset"), "--job")
 @click.command()
 @session_options
 @_recipe_options
-@click.option("--custody", "is_kept", is_flag=True,
-              help="Have drawn machines keep the outputs, which anybody can read.")  # fmt: skip
+@click.option("--custody/--no-custody", "is_kept", default=None,
+              help="Have drawn machines keep the outputs. Default: if the chain has custody.")  # fmt: skip
 @click.option("--private", "is_private", is_flag=True,
               help="Encrypt the data set and the outputs. Implies --custody.")  # fmt: skip
 @click.option("--keep-input", "keeps_input", is_flag=True,
@@ -325,8 +343,9 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @yes_option
 @json_option
 def create(
-    session: Session, recipe: _Recipe, is_kept: bool, is_private: bool, keeps_input: bool, dataset: Path | None,
-    holders: int, threshold: int | None, watches: bool, anyway: bool, yes: bool, as_json: bool,
+    session: Session, recipe: _Recipe, is_kept: bool | None, is_private: bool, keeps_input: bool,
+    dataset: Path | None, holders: int, threshold: int | None, watches: bool, anyway: bool, yes: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
@@ -340,6 +359,9 @@ def create(
 
     With --job a model of the Llama family gets adapters (LoRA). FILE names its folder and a file of JSON lines.
     Both are read and checked here, and uploaded with the task.
+
+    On a chain with custody drawn machines keep the outputs, unless you give --no-custody. Then nobody but
+    the worker answers for them.
 
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
     worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
@@ -368,6 +390,8 @@ def create(
                 _tell_of_data(client, given.blob)
         quoted = client.quote_task(raw)
         objections = _objections(spec, quoted) if private is None else private.objections(quoted)
+        if keeps_input or holders:
+            objections += [(item.code, item.text) for item in quoted.notices if item.code == FEW_CUSTODIANS]
         if objections and not anyway:
             raise JobRefused(objections)
         for _, text in objections:
@@ -398,15 +422,15 @@ def create(
         if private is not None:
             ask = CustodyAsk(client, key, private.job.key_root, INPUTS, quoted.custody)
             what["read by"] = private.readers
-        elif is_kept:
+        elif is_kept or (is_kept is None and (quoted.custody or keeps_input)):
             ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
         if ask is not None:
             if keeps_input or holders:
-                ask.kept = _kept_input(client, key, spec, private, plain or b"")
+                ask.kept = _kept_input(client, key, spec, private, plain or b"", quoted)
             what["custody"] = ask.told
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
-            beside=ask.send if ask is not None else None,
+            beside=partial(_prepare_ask, ask, key) if ask is not None else None,
         )  # fmt: skip
         task_id = task_id_of(key.address, decode_transaction(signed).nonce)
         if ask is not None:
@@ -434,15 +458,21 @@ def create(
     expect_settled(task_id, str(answer["phase"]))
 
 
+def _prepare_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> Callable[[], None]:
+    task = task_id_of(key.address, decode_transaction(created).nonce)
+    say(f"Task {hexed(task)}: if this command is interrupted, `dekube task keep` does the rest.")
+    return ask.prepare(created)
+
+
 def _kept_input(
-    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, plain: bytes
+    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, plain: bytes, quoted: TaskQuote
 ) -> KeptInput:
     """Return what asks for the custody of a job's data set. Raises ConfigError."""
     if private is not None:
         commitment = private.job.commitment
     else:
         commitment = commitment_of(key, spec, plain, is_private=False)
-    return KeptInput(client, key, commitment, input_price(client, spec))
+    return KeptInput(client, key, commitment, input_price(quoted))
 
 
 class _Private:

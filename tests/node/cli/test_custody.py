@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -56,6 +57,7 @@ class Chain:
         self.sent: list[tuple[int, list[Any]]] = []
         self.custodians, self.demand, self.requester = custodians, demand, requester
         self.garbage: OutputIsGarbage | None = None
+        self.keeps_input = True
 
     def __enter__(self) -> Chain:
         return self
@@ -90,7 +92,9 @@ class Chain:
         root = KeyCommitments(TASK_KEY, 1, 2).root
         return SimpleNamespace(key_root=root, inputs=1, windows=2, is_public=False, demands=0, document={})
 
-    def custody(self, _task: bytes, _window: int) -> Any:
+    def custody(self, _task: bytes, window: int) -> Any:
+        if window == INPUT_WINDOW and not self.keeps_input:
+            return None
         return SimpleNamespace(
             phase="kept", custodians=self.custodians, demand=self.demand, size_bytes=100, bond=10, until_ms=1,
             document={},
@@ -141,6 +145,23 @@ def test_a_demand_goes_to_the_custodian_with_fewest_demands_unless_one_is_named(
     [(kind, first), (_, second)] = chain.sent
     assert kind == DEMAND_CUSTODY and first[:3] == [TASK, 1, SECOND]
     assert second == [TASK, 1, FIRST, 5 * 10**17]
+
+
+def test_a_data_set_is_demanded_as_an_output_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = Chain(keeper(FIRST, 1), keeper(SECOND))
+    told = json.loads(run(monkeypatch, chain, "demand", "0x" + TASK.hex(), "--input", "--yes", "--json").stdout)
+    assert (told["kind"], told["input"], "window" in told) == ("chunk", True, False)
+    [(kind, payload)] = chain.sent
+    assert kind == DEMAND_CUSTODY and payload[:3] == [TASK, INPUT_WINDOW, SECOND]
+    shown = run(monkeypatch, chain, "custody", "0x" + TASK.hex()).stdout
+    assert "data set" in shown
+    chain = Chain(keeper(FIRST))
+    chain.keeps_input = False
+    with pytest.raises(TransactionRefused, match="the data set is not in custody"):
+        run(monkeypatch, chain, "demand", "0x" + TASK.hex(), "--input", "--yes")
+    with pytest.raises(click.UsageError, match="--window"):
+        run(monkeypatch, chain, "demand", "0x" + TASK.hex(), "--input", "--window", "1", "--yes")
+    assert not chain.sent
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from node.cli.tasks.views import merged_lines, sums_by_party
 from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
-from rpc.client.results import BillLine, Task, read_result
+from rpc.client.results import BillLine, CustodyLine, Task, read_result
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
@@ -45,6 +45,7 @@ class Requested:
         self.notices: list[tuple[str, str]] = []
         self.reported: Any = None
         self.calls: Any = ()
+        self.custody, self.custody_lines = 0, ()  # type: int, tuple[Any, ...]
         self.machines = machines
         spec = {"max_price_per_tera_unit": "100"}
         self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": spec} | task
@@ -65,11 +66,19 @@ class Requested:
             tuple(SimpleNamespace(code=code, text=text) for code, text in items)
             for items in (self.objections, self.notices)
         )
-        parts = {"price": 1, "verification": 1, "fee": 1, "preparation": 1, "custody": 0, "total": 10**18}
+        parts = {
+            "price": 1,
+            "verification": 1,
+            "fee": 1,
+            "preparation": 1,
+            "custody": self.custody,
+            "total": 10**18,
+        }
         document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
         checks = {"fee": 1, "window": 1, "bond": 10, "bond_new": 40, "base_fee": 4}
         document["checks"] = {name: str(amount) for name, amount in checks.items()}
         document |= {"notices": [], "machines": {}, "reported": None, "limit": "7", "calls": []}
+        document["custody_lines"] = []
         return SimpleNamespace(
             objections=objections,
             notices=notices,
@@ -78,6 +87,7 @@ class Requested:
             limit=7,
             calls=self.calls,
             checks=SimpleNamespace(**checks),
+            custody_lines=self.custody_lines,
             **parts,
         )
 
@@ -203,6 +213,47 @@ def test_a_quote_shows_the_limit_and_what_recent_calls_paid(
     done = run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path)
     assert "0.1 DKB per 10^12 work units (1 task)" in done.stdout
     assert "0.01 DKB to 0.1 DKB per 10^12 work units" in done.stdout
+
+
+DAY_MS = 86_400_000
+KEPT_LINES = (
+    CustodyLine(
+        what="output", blobs=3, copies=2, size_bytes=4_096, time_ms=7 * DAY_MS, price_per_gib_hour=10**13,
+        amount=3 * 10**15, document={},
+    ),
+    CustodyLine(
+        what="input", blobs=1, copies=2, size_bytes=120_668, time_ms=7 * DAY_MS, price_per_gib_hour=10**13,
+        amount=10**15, document={},
+    ),
+)  # fmt: skip
+
+
+def test_a_quote_shows_copies_time_and_price_of_the_custody_of_outputs_and_of_the_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    assert "custody" not in run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path).stdout
+    client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
+    told = " ".join(run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path).stdout.split())
+    assert "0.003 DKB more: 3 windows of 4,096 bytes, 2 copies for 7 days 0 h at most" in told
+    assert "with --keep-input 0.001 DKB more: 120,668 bytes, 2 copies for 7 days 0 h at most" in told
+
+
+def test_a_data_set_that_too_few_machines_could_keep_is_refused_before_anything_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
+    client.notices = [("few_custodians", "1 operator has machines with role storage")]
+    with pytest.raises(JobRefused, match="role storage"):
+        run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--keep-input")
+    assert not client.asked or client.asked == ["is_held"]
+    done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--no-custody")
+    assert "role storage" in done.stderr and client.asked[-1] == "create_task", "outputs alone: it is told"
 
 
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""``dekube task keep``: finishes what an interrupted ``task create`` has left undone.
+
+Each step of ``create`` stands on chain or in the node's store. So the command looks at what there is, and does the
+rest in the same order. It may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from node.cli.arguments import TASK, PathName, WholeNumber
+from node.cli.confirm import yes_option
+from node.cli.option_conflicts import only_with
+from node.cli.options import confirm_at_terminal
+from node.cli.output import json_option, show_amount, show_fields
+from node.cli.session import Session, session_options
+from node.cli.tasks.custody import own_record
+from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out
+from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
+from node.cli.tasks.watch import say
+from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, put_digits_of
+from node.market.private_jobs import INPUTS, PrivateJob, make_private, put_private
+from rpc.client import Client, TransactionRefused
+from rpc.client.core import hexed
+from rpc.client.results import Task
+from state.primitives.errors import ConfigError
+from state.primitives.keys import SecretKey
+from tasks.custody.chunks import BlobCommitment
+from tasks.custody.keys import public_key_root
+from tasks.custody.shares import HOLDERS_MAX
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.ledger.custody_records import INPUT_WINDOW
+from tasks.spec import JobSpec, decode_spec
+
+__all__ = ["keep"]
+
+
+class _Job(NamedTuple):
+    """A posted job: what its requester committed to, or has to. ``private`` is None for a public one."""
+
+    raw: bytes
+    spec: JobSpec
+    private: PrivateJob | None
+    key_root: bytes
+    commitment: BlobCommitment
+
+
+@only_with(("--threshold",), "--holders")
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--dataset", type=PathName(), metavar="FILE", help="The plain data set, if it is a file's.")
+@click.option("--keep-input", "keeps_input", is_flag=True,
+              help="Have drawn machines keep the data set. --holders implies it.")  # fmt: skip
+@click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
+              help="Of a private task: machines that keep shares of the key.")  # fmt: skip
+@click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
+              help="Shares that make the key. Default: more than half.")  # fmt: skip
+@yes_option
+@json_option
+def keep(
+    session: Session, task_id: bytes, dataset: Path | None, keeps_input: bool, holders: int,
+    threshold: int | None, yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Finish the custody of a task whose creation was interrupted.
+
+    The command puts the data set into the node again. It asks for custody that is missing, and waits for
+    receipts. With --holders it shares the key again. What stands already is not repeated.
+
+    \b
+    Examples:
+      dekube task keep 0xTASK
+      dekube task keep 0xTASK --keep-input --dataset digits.cbor
+    """
+    key = session.key()
+    if holders and (threshold or 1) > holders:
+        raise click.BadParameter("more shares than --holders", param_hint="--threshold")
+    with session.client() as client:
+        record = own_record(client, task_id, key)
+        if record.has_ended:
+            raise TransactionRefused(f"task {hexed(task_id)} has ended ({record.phase}); nothing was sent")
+        job = _job_of(record, key, dataset)
+        control = check_node(session, key) if job.private is not None else None
+        if holders and control is None:
+            raise ConfigError("the task is public: it has no key to share; use --keep-input")
+        _bring(session, client, job, control, dataset)
+        steps = _missing(client, record, key, job, keeps_input=keeps_input or holders > 0)
+        if steps.locks and not yes:
+            say(f"Custody of task {hexed(task_id)} locks {show_amount(steps.locks)}.")
+            confirm_at_terminal("Send it?")
+        steps.do()
+        answer: dict[str, Any] = {"task": hexed(task_id), "locked": str(steps.locks)}
+        if control is not None and holders:
+            answer["holders"] = share_out(control, task_id, threshold or holders // 2 + 1, holders)
+    if not as_json:
+        answer["locked"] = show_amount(steps.locks)
+    show_fields(answer, as_json=as_json)
+
+
+class _Steps(NamedTuple):
+    """What is missing: what it locks, and how it is done."""
+
+    locks: int
+    do: Callable[[], None]
+
+
+def _missing(client: Client, record: Task, key: SecretKey, job: _Job, *, keeps_input: bool) -> _Steps:
+    """Return what custody of a task lacks. Raises TransactionRefused if it is too late for that."""
+    terms, kept = client.custody_terms(record.id), client.custody(record.id, INPUT_WINDOW)
+    if terms is not None and terms.key_root != job.key_root:
+        raise TransactionRefused(
+            f"the custody of task {hexed(record.id)} is of other keys than this account's for the job; "
+            "`dekube task cancel` ends it"
+        )
+    is_open = record.phase == "matching"
+    if terms is None and not is_open:
+        raise TransactionRefused(
+            f"task {hexed(record.id)} is {record.phase}: custody can be asked for only before it has a worker; "
+            "`dekube task cancel` ends it"
+        )
+    if keeps_input and kept is None and not is_open:
+        say("A worker has the task: its data set cannot be put into custody any more. This node must stay on.")
+        keeps_input = False
+    quoted, asked = client.quote_task(job.raw, task=record.id), None
+    if keeps_input or kept is not None:
+        asked = KeptInput(client, key, job.commitment, input_price(quoted))
+    locks = 0 if asked is None or kept is not None else asked.amount
+    if terms is None:
+        inputs = INPUTS if job.private is not None else 0
+        ask = CustodyAsk(client, key, job.key_root, inputs, quoted.custody, asked)
+        return _Steps(locks + quoted.custody, partial(ask.finish, record.id))
+    return _Steps(locks, partial(asked.finish, record.id) if asked is not None else lambda: None)
+
+
+def _job_of(record: Task, key: SecretKey, file: Path | None) -> _Job:
+    """Return a posted job with its plain data set looked at. Raises ConfigError if the file is another one's."""
+    raw = bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x"))
+    spec = decode_spec(raw)
+    if file is None and spec.dataset.root == DIGITS_FACTS.root:
+        content = make_dataset("digits").encode()
+    else:
+        content = plain_dataset(spec, file)
+    private = make_private(key, spec, content)
+    if private.spec.dataset.blob == spec.dataset.blob:
+        return _Job(raw, spec, private, private.key_root, private.commitment)
+    commitment = commitment_of(key, spec, content, is_private=False)
+    return _Job(raw, spec, None, public_key_root(spec.windows), commitment)
+
+
+def _bring(session: Session, client: Client, job: _Job, control: Path | None, file: Path | None) -> None:
+    """Put the data set where workers find it; a node has what it had before."""
+    if job.private is not None:
+        assert control is not None
+        put_private(client, job.private, control)
+    elif job.spec.dataset.blob == DIGITS_BLOB:
+        put_digits_of(client, job.raw, control=session.control(), key=session.key())
+    elif file is not None:
+        client.upload(file, control=session.control(), key=session.key())
