@@ -21,6 +21,7 @@ from node.market.wallet import Wallet
 from p2p.blob.store import BlobStore
 from state.primitives.codec import Value
 from state.primitives.errors import DekubeError
+from state.view.accounts import balance_of
 from tasks.custody.chunks import Custody, chunk_proof_to_value
 from tasks.custody.errors import ChunkInvalid
 from tasks.custody.sealed import custody_of, is_public, public_input, public_output, sealed_size
@@ -29,13 +30,15 @@ from tasks.ledger.custody_records import INPUT_WINDOW, CustodyRecord, find_terms
 from tasks.ledger.custody_transitions import ANSWER_DEMAND, RECEIVE_CUSTODY, TAKE_CUSTODY
 from tasks.ledger.records import load_spec, load_window
 
-__all__ = ["Keeper", "NoRoomToKeep"]
+__all__ = ["Keeper", "NoFundsToKeep", "NoRoomToKeep"]
 
 _log = structlog.get_logger("custody")
 
 FETCH_S: Final = 600.0
 """Time that a fetch of a blob may take before it is tried again."""
 PIN: Final = "custody"
+ANSWERS_AT_ONCE: Final = 8
+"""Answers to demands that the account can pay for beside its bonds; each brings back what it cost."""
 Place = tuple[bytes, int]
 
 
@@ -43,6 +46,15 @@ class NoRoomToKeep(DekubeError):
     """A blob that this machine does not sign for: what it keeps for others is bounded."""
 
     code = "no_room_to_keep"
+
+
+class NoFundsToKeep(DekubeError):
+    """A blob that this machine does not sign for: the bond would leave too little to answer a demand with.
+
+    Who cannot pay for the answer loses the bond. A requester that pays itself chooses how large a bond is.
+    """
+
+    code = "no_funds_to_keep"
 
 
 class _Kept(NamedTuple):
@@ -65,6 +77,8 @@ class Keeper:
         self._pinned: dict[Place, bytes] = {}
         self._taking: dict[Place, _Kept] = {}
         """Blobs that this machine is about to sign for."""
+        self._bonds: dict[Place, int] = {}
+        """What it is about to lock for them."""
         self.tidy()  # duties wait until the node has caught up; an upload may ask for room before
 
     @property
@@ -114,12 +128,14 @@ class Keeper:
     async def perform(self, duty: CustodyDuty) -> None:
         """Do one duty.
 
-        Raises InputUnavailable: the blob cannot be fetched, or is not what its author says. Raises NoRoomToKeep.
+        Raises InputUnavailable: the blob cannot be fetched, or is not what its author says. Raises NoRoomToKeep,
+        NoFundsToKeep.
         """
         place: list[Value] = [duty.task, duty.window]
         if duty.action is CustodyAction.SIGN:
-            with self.room_for((duty.task, duty.window)):
+            with self.room_for((duty.task, duty.window)), self._funds_for(duty):
                 await self._fetch(duty)
+                self._check_funds()
                 await self._wallet.send(TAKE_CUSTODY, [*place, duty.bond])
                 self.tidy()
         elif duty.action is CustodyAction.ANSWER:
@@ -146,6 +162,24 @@ class Keeper:
         finally:
             del self._taking[place]
             self._let_go(kept.name, deletes=False)
+
+    @contextmanager
+    def _funds_for(self, duty: CustodyDuty) -> Iterator[None]:
+        """Count a bond as locked until it is. Raises NoFundsToKeep."""
+        place = duty.task, duty.window
+        self._bonds[place] = duty.bond
+        try:
+            self._check_funds()
+            yield
+        finally:
+            del self._bonds[place]
+
+    def _check_funds(self) -> None:
+        bonds, sent = sum(self._bonds.values()), len(self._bonds) * (TAKE_CUSTODY,)
+        needed = bonds + self._wallet.cost_of(*sent, *ANSWERS_AT_ONCE * (ANSWER_DEMAND,))
+        there = balance_of(self._ledger.store, self._wallet.address)
+        if needed > there:
+            raise NoFundsToKeep(f"{needed} needed for the bond and for answers to demands, {there} there")
 
     async def _fetch(self, duty: CustodyDuty) -> Custody:
         """Return a blob as it lies in custody. Raises InputUnavailable."""

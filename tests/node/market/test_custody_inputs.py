@@ -9,17 +9,24 @@ import trio
 import trio.lowlevel
 
 from node.market.inputs import Inputs
-from node.market.keeper import Keeper, NoRoomToKeep
+from node.market.keeper import Keeper, NoFundsToKeep, NoRoomToKeep
 from p2p.blob.store import BlobStore
 from state.primitives.codec import Value
 from state.primitives.genesis import read_parameters
+from state.view.accounts import balance_of
 from tasks.custody.keys import KeyCommitments, derive_key, input_key_name, public_key_root
 from tasks.custody.sealed import public_input, seal_input, task_key_of
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_inputs import input_budget
 from tasks.ledger.custody_queries import CustodyAction, custody_duties, input_holders
 from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, CustodyRecord, DemandKind, find_custody
-from tasks.ledger.custody_transitions import ASK_CUSTODY, DEMAND_CUSTODY, KEEP_INPUT
+from tasks.ledger.custody_transitions import (
+    ANSWER_DEMAND,
+    ASK_CUSTODY,
+    DEMAND_CUSTODY,
+    KEEP_INPUT,
+    TAKE_CUSTODY,
+)
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
@@ -192,5 +199,10 @@ async def test_a_machine_signs_for_no_more_than_it_has_room_for_also_at_once(wor
         others = 1
         with pytest.raises(NoRoomToKeep):
             await keeper.perform(duty)
+        others = 0
+        left = balance_of(world.store, address) - keepers[0].wallet.cost_of(TAKE_CUSTODY, ANSWER_DEMAND)
+        with pytest.raises(NoFundsToKeep):  # it signed, could not pay for its answers, and lost the bond
+            await keeper.perform(duty._replace(bond=left))
+        assert keeper.room_bytes == size.size_bytes
         nursery.cancel_scope.cancel()
     world.store.close()
