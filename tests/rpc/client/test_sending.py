@@ -229,6 +229,7 @@ def test_the_id_of_a_task_is_that_of_what_was_signed() -> None:
                     "fee": "1",
                     "preparation": "1",
                     "custody": "0",
+                    "custody_lines": [],
                     "total": "4",
                 }
                 return {
