@@ -250,7 +250,7 @@ def test_a_data_set_that_too_few_machines_could_keep_is_refused_before_anything_
     client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
     client.notices = [("few_custodians", "1 operator has machines with role storage")]
     with pytest.raises(JobRefused, match="role storage"):
-        run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--keep-input")
+        run(monkeypatch, client, "create", "--spec", file, "--dataset", file, "--home", tmp_path, "--keep-input")
     assert not client.asked or client.asked == ["is_held"]
     done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--no-custody")
     assert "role storage" in done.stderr and client.asked[-1] == "create_task", "outputs alone: it is told"
