@@ -87,19 +87,30 @@ class CustodyAsk:
         return task
 
     def finish(self, task: bytes) -> None:
-        """Wait until it is final. If it is refused the task is cancelled: it would have no custody."""
+        """Wait until it is final. If it is refused the task is cancelled: it would have no custody.
+
+        A command that was interrupted may have left terms in the pools, which wait for the same task: those of the
+        same keys are as good, with others nobody could open what lies in custody.
+        """
         try:
             if self._sent is not None:
                 self.client.wait(self._sent)
             else:
                 self.client.send(self.key, ASK_CUSTODY, self._payload(task))
         except TransactionRefused as error:
+            terms = self.client.custody_terms(task)
+            if terms is not None and (terms.key_root, terms.inputs) == (self.key_root, self.inputs):
+                self._finish_input(task)
+                return
             say(f"Custody was refused ({error.reason}); the task is cancelled.")
             with suppress(ClientError, TransactionRefused):
                 self.client.cancel_task(self.key, task)
             raise TransactionRefused(
                 f"task {hexed(task)} has no custody and was cancelled: {error}", reason=error.reason or "unknown"
             ) from None
+        self._finish_input(task)
+
+    def _finish_input(self, task: bytes) -> None:
         if self.kept is not None:
             self.kept.finish(task)
 

@@ -430,7 +430,7 @@ def create(
             what["custody"] = ask.told
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
-            beside=partial(_prepare_ask, ask, key) if ask is not None else None,
+            beside=partial(_send_ask, ask, key) if ask is not None else None,
         )  # fmt: skip
         task_id = task_id_of(key.address, decode_transaction(signed).nonce)
         if ask is not None:
@@ -458,10 +458,10 @@ def create(
     expect_settled(task_id, str(answer["phase"]))
 
 
-def _prepare_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> Callable[[], None]:
+def _send_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> None:
     task = task_id_of(key.address, decode_transaction(created).nonce)
     say(f"Task {hexed(task)}: if this command is interrupted, `dekube task keep` does the rest.")
-    return ask.prepare(created)
+    ask.send(created)
 
 
 def _kept_input(

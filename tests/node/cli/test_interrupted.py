@@ -21,7 +21,7 @@ import node.market.posting
 from node.cli import group
 from node.cli.session import Session
 from node.market.private_jobs import make_private
-from rpc.client import Client, TransactionRefused
+from rpc.client import Client, ClientError, TransactionRefused
 from rpc.client.results import Custody, CustodyTerms, Task, TaskQuote, read_result
 from state.primitives.address import format_address
 from state.primitives.hashing import digest
@@ -33,7 +33,7 @@ from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_terms
 from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.queries import tasks_by_requester
-from tasks.ledger.transitions import CREATE_TASK
+from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK
 from tasks.spec import encode_spec
 from tests.rpc.harness import hexed
 from tests.rpc.test_market import WorldNode
@@ -62,6 +62,8 @@ class Chain:
         self.node = WorldNode(self.world)
         self.sent: dict[bytes, str | None] = {}
         self.kinds: list[int] = []
+        self.queued: dict[int, bytes] = {}
+        """Transactions behind a gap of nonces."""
         self.uploads = self.shares = 0
 
     def __enter__(self) -> Chain:
@@ -122,10 +124,21 @@ class Chain:
 
     def submit(self, raw: bytes) -> None:
         self.step()
-        if raw in self.sent:
+        nonce = decode_transaction(raw).nonce
+        if raw in self.sent or self.queued.get(nonce) == raw:
             return
+        if nonce in self.queued or nonce < self.next_nonce:
+            raise ClientError("another transaction has this nonce")
+        self.queued[nonce] = raw
+        while (ready := self.queued.pop(self.next_nonce, None)) is not None:
+            self.apply(ready)
+
+    @property
+    def next_nonce(self) -> int:
+        return self.world.nonces.get(KEY.address, 0)
+
+    def apply(self, raw: bytes) -> None:
         signed = decode_transaction(raw)
-        assert signed.nonce == self.world.nonces.get(KEY.address, 0)
         payload = list(signed.payload)
         self.sent[raw] = self.world.send(KEY.address, signed.kind, payload)
         self.kinds.append(signed.kind)
@@ -138,6 +151,9 @@ class Chain:
         if reason := self.sent[raw]:
             raise TransactionRefused(reason, reason=reason)
         return SimpleNamespace(transaction_hash=digest(b"test-tx", raw), block=SimpleNamespace(height=1))
+
+    def cancel_task(self, key: SecretKey, task: bytes) -> Any:
+        return self.send(key, CANCEL_TASK, [task])
 
     def send(self, key: SecretKey, kind: int, payload: list[Any]) -> Any:
         return self.wait(self.sign(key, kind, payload))
@@ -222,20 +238,40 @@ def test_a_creation_that_is_stopped_before_any_step_is_harmless_or_is_finished(
     assert commands.create(whole)
     commands.check(whole, *tasks_of(whole))
     assert whole.kinds == [CREATE_TASK, ASK_CUSTODY, KEEP_INPUT]
-    left = set()
     for stop in range(1, whole.steps + 1):
         chain = Chain(stop)
         assert not commands.create(chain)
         if not (made := tasks_of(chain)):
             assert not chain.kinds, "nothing is on chain, and nothing is locked"
+            assert commands.create(chain)
+            commands.check(chain, *tasks_of(chain))
             continue
-        left.add(len(chain.kinds))
         chain.uploads, chain.shares = 0, 0
         assert commands.keep(chain, *made)
         commands.check(chain, *made)
         assert chain.kinds == [CREATE_TASK, ASK_CUSTODY, KEEP_INPUT], "each of them once"
         assert commands.keep(chain, *made) and len(chain.kinds) == 3
-    assert left == {1, 2, 3}
+
+
+def test_terms_of_another_job_that_were_left_in_the_pools_end_the_task_that_they_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for the account's next task, whatever that is. With their keys nobody could open its inputs."""
+    commands = Commands(tmp_path, monkeypatch, is_private=True)
+    whole = Chain()
+    assert commands.create(whole)
+    for stop in range(1, whole.steps):
+        chain = Chain(stop)
+        commands.create(chain)
+        if len(chain.queued) == 2:
+            break
+    assert not tasks_of(chain)
+    other = make_spec(20, 5, 10, seed=b"o" * 32)
+    commands.file.write_bytes(encode_spec(other.changed(dataset=commands.spec.dataset)))
+    with pytest.raises(TransactionRefused, match="was cancelled"):
+        commands.create(chain)
+    (task,) = tasks_of(chain)
+    assert chain.world.task(task).phase is Phase.CANCELLED
 
 
 def test_finishing_a_creation_may_be_stopped_too(
