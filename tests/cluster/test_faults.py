@@ -1,6 +1,7 @@
 """Members of a task crash (kill -9) or hang (SIGSTOP) in each phase of it: it settles, and nobody honest pays.
 
-``make test`` has one case; the others, up to three minutes long, are nightly.
+``make test`` has one case, in which a verifier crashes while the worker hangs. The others are nightly, and take up
+to three minutes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -58,7 +60,8 @@ PARAMETERS: Final[Mapping[str, int]] = {
 }  # fmt: skip
 """Two verifiers audit each window, so that one is not the gateway that is asked here. Deadlines are those of a
 chain for everybody: a machine may hang for minutes."""
-SAMPLE: Final = Fault("verifier", "sealing", None)
+SHORT_S: Final = 10.0
+"""How long the worker hangs in ``make test``."""
 MATRIX: Final = tuple(
     Fault(victim, phase, hangs_s)
     for victim, phases in {
@@ -84,19 +87,39 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         yield made
 
 
-CASES: Final = [pytest.param(one, marks=() if one == SAMPLE else pytest.mark.nightly) for one in MATRIX]
+def test_a_task_settles_though_its_worker_hangs_and_a_verifier_crashes_meanwhile(running: Network) -> None:
+    """Verifiers ask for the window's blobs until the worker is back."""
+    hangs, crashes = Fault("worker", "sealing", SHORT_S), Fault("verifier", "sealing", None)
+    with settles(running, "sample") as (client, task):
+
+        def look() -> tuple[str, str] | None:
+            worker, verifier = (who_is_hit(running, client, task, fault) for fault in (hangs, crashes))
+            return None if worker is None or verifier is None else (worker, verifier)
+
+        worker, verifier = wait_for(look, "a window is checked", patience_s=PHASE_PATIENCE_S)
+        with stopped(running, worker):
+            hit(running, verifier, crashes)
+            time.sleep(SHORT_S)
 
 
-@pytest.mark.parametrize("fault", CASES, ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", MATRIX, ids=str)
 def test_a_task_settles_whoever_crashes_or_hangs(running: Network, fault: Fault) -> None:
-    with client_of(running) as client:
-        before = bond_lines(client)
-        failures = {node["address"]: node["failures"] for node in client.items("dekube_getNodes")}
-        task = post(running, client, str(fault))
+    with settles(running, str(fault)) as (client, task):
         victim = wait_for(
             lambda: who_is_hit(running, client, task, fault), f"{fault}", patience_s=PHASE_PATIENCE_S
         )
         hit(running, victim, fault)
+
+
+@contextmanager
+def settles(running: Network, name: str) -> Iterator[tuple[Client, bytes]]:
+    """Post a task, and check after what was done to it that it settles and that nobody honest has paid."""
+    with client_of(running) as client:
+        before = bond_lines(client)
+        failures = {node["address"]: node["failures"] for node in client.items("dekube_getNodes")}
+        task = post(running, client, name)
+        yield client, task
         ended = wait_for(
             lambda: found if (found := task_of(client, task)).phase in OVER else None, "the task ends",
             patience_s=SETTLE_PATIENCE_S,
@@ -156,10 +179,17 @@ def hit(running: Network, victim: str, fault: Fault) -> None:
         running.verb("kill", victim)
         running.verb("restart", victim)
         return
+    with stopped(running, victim):
+        time.sleep(fault.hangs_s)
+
+
+@contextmanager
+def stopped(running: Network, victim: str) -> Iterator[None]:
+    """Let a member hang for a while."""
     [pid] = [row["pid"] for row in running.verb("list") if row["name"] == victim]
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(fault.hangs_s)
+        yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
