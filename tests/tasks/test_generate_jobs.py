@@ -12,6 +12,7 @@ import pytest
 from node.cli.jobs import FORMATS, spec_from_json
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import DecodeError
+from tasks.custody.layout import state_size
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Ending, Side
 from tasks.engines.generating import Generator, first_state
@@ -102,6 +103,7 @@ def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_progra
 
 def test_a_state_is_written_in_the_types_of_its_tensors() -> None:
     state = run(STEPS).state()
+    assert len(state.encode()) == state_size(PLAN, STEPS)
     for suffix in (".npz", ".safetensors"):
         assert state.tensors[MADE] in FORMATS[suffix](state, PLAN)
 
