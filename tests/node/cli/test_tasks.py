@@ -15,6 +15,7 @@ from node.cli import group
 from node.cli.session import Session
 from node.cli.tasks.posting import DIGITS_ENDS
 from node.cli.tasks.views import merged_lines, sums_by_party
+from node.cli.workers import _measured
 from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
@@ -483,3 +484,26 @@ def test_what_an_hour_of_a_machine_costs_is_shown(
     assert done.exception is None
     [row] = rows
     assert row["price"] == price and row["speed"].startswith(speed)
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        ({"measured_rate": 5 * 10**9, "trial": None}, None),
+        (
+            {"measured_rate": 5 * 10**9, "trial": {"phase": "idle", "checked": True, "ask_from_ms": 1}},
+            "5.0 * 10^9 units/s counts, checked",
+        ),
+        (
+            {"measured_rate": None, "trial": {"phase": "running", "checked": False, "ask_from_ms": 1}},
+            "none: it is offered nothing; a trial is running",
+        ),
+        (
+            {"measured_rate": None, "trial": {"phase": "idle", "checked": False, "ask_from_ms": NOW_MS}},
+            "none: it is offered nothing; the next trial can begin at ",
+        ),
+    ],
+)
+def test_what_trials_measured_is_shown(of: dict[str, Any], told: str | None) -> None:
+    shown = _measured(of)
+    assert shown == told if told is None else shown is not None and shown.startswith(told)
