@@ -14,12 +14,14 @@ from rpc.client.blobs import Progress, blob_of_file
 from rpc.client.results import Custody, Task
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
+from state.primitives.hashing import HASH_BYTES
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import Dataset
 from tasks.ledger.custody_records import INPUT_WINDOW
-from tasks.ledger.screening import DatasetFacts
+from tasks.ledger.group_records import seat_spec
+from tasks.ledger.screening import DatasetFacts, start_root
 
 __all__ = [
     "DIGITS_BLOB",
@@ -33,6 +35,7 @@ __all__ = [
     "put_digits_of",
     "say_input",
     "say_update",
+    "start_roots",
     "task_transactions",
     "wait_input",
 ]
@@ -78,6 +81,12 @@ def make_digits_job(
         dataset, dataset_blob=blob, seed=seed, max_price_per_tera_unit=max_price_per_tera_unit, **sizes
     )
     return Job(spec, blob)
+
+
+def start_roots(spec: specs.JobSpec, members: int) -> list[bytes]:
+    """Return the states that the members of a group start from, after seat 0: each has a seed of its own."""
+    jobs = (seat_spec(spec, seat, bytes(HASH_BYTES)) for seat in range(1, members))
+    return [start_root(job.plan()) for job in jobs]
 
 
 def put_digits_of(

@@ -36,6 +36,8 @@ __all__ = [
     "EscrowTotals",
     "Event",
     "Execution",
+    "Group",
+    "GroupSeat",
     "Head",
     "Header",
     "HistoryEntry",
@@ -360,6 +362,49 @@ class Task(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupSeat(ResultObject):
+    """A seat of a group: its task, and how far that is."""
+
+    seat: int
+    is_spare: bool
+    task: bytes
+    phase: str
+    reason: str
+    worker: bytes | None
+    windows: int
+    proved_windows: int
+    final_windows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(ResultObject):
+    """A group of tasks. Machines of it have rates from ``rate_min`` to ``rate_max``, None before it is matched.
+
+    ``lost`` members look for a machine; ``final_windows`` are those of all members.
+    """
+
+    id: bytes
+    requester: bytes
+    phase: str
+    reason: str
+    members: int
+    spares: int
+    rate_min: int | None
+    rate_max: int | None
+    lost: int
+    paused: int
+    ended: int
+    standby: int
+    final_windows: int
+    seats: tuple[GroupSeat, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its members have ended."""
+        return self.phase == "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskChange(ResultObject):
     """A change of a task's phase; ``actor`` is None where the end of a block acted."""
 
@@ -548,6 +593,7 @@ class TaskQuote(Answer):
     preparation: Amount
     custody: Amount
     custody_lines: tuple[CustodyLine, ...]
+    spare: Amount = 0
     total: Amount
     limit: Amount
     checks: CheckQuote

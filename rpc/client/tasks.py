@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,7 @@ from rpc.client.results import (
     CustodyTerms,
     Dispute,
     EscrowTotals,
+    Group,
     Machine,
     Notification,
     Receipt,
@@ -217,6 +218,12 @@ def _custody_terms(core: Core, task: bytes) -> Flow[CustodyTerms | None]:
     return one(core, CustodyTerms, "terms", "dekube_getCustody", task=hexed(task), window=0)
 
 
+def _group(core: Core, group: bytes) -> Flow[Group | None]:
+    """Return a group of tasks with its seats."""
+    check_hash("group", group)
+    return one(core, Group, "group", "dekube_getGroup", group=hexed(group))
+
+
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
     """Return the bill of a task, lines and totals at one height."""
     check_hash("task", task)
@@ -260,6 +267,28 @@ def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
 
     check_hash("task", task)
     return send(core, key, CANCEL_TASK, [task])
+
+
+def _add_seats(
+    core: Core, key: SecretKey, group: bytes, roots: Sequence[bytes], amount: int
+) -> Flow[Receipt]:  # fmt: skip
+    """Make the next seats of a group: ``roots`` has the state that a member starts from, empty for a spare.
+
+    ``amount`` is the sum of their budgets. The group is a bid once it has all its seats.
+    """
+    from tasks.ledger.group_transitions import ADD_SEATS
+
+    check_hash("group", group)
+    check_amount("amount", amount)
+    return send(core, key, ADD_SEATS, [group, list(roots), amount])
+
+
+def _cancel_group(core: Core, key: SecretKey, group: bytes) -> Flow[Receipt]:
+    """End all tasks of a group early; the unspent escrow is returned."""
+    from tasks.ledger.group_transitions import CANCEL_GROUP
+
+    check_hash("group", group)
+    return send(core, key, CANCEL_GROUP, [group])
 
 
 def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
@@ -683,9 +712,12 @@ class TaskApi:
     dispute = FlowMethod(_dispute)
     custody = FlowMethod(_custody)
     custody_terms = FlowMethod(_custody_terms)
+    group = FlowMethod(_group)
     bill = FlowMethod(_bill)
     create_task = FlowMethod(_create_task)
     cancel_task = FlowMethod(_cancel_task)
+    add_seats = FlowMethod(_add_seats)
+    cancel_group = FlowMethod(_cancel_group)
     resume_task = FlowMethod(_resume_task)
     top_up_task = FlowMethod(_top_up_task)
     demand_result = FlowMethod(_demand_result)

@@ -17,6 +17,7 @@ from rpc.methods.custody import CUSTODY_COMPONENTS, CUSTODY_METHODS
 from rpc.methods.disputes import DISPUTE_COMPONENTS, DISPUTE_METHODS
 from rpc.methods.epochs import EPOCH_METHODS
 from rpc.methods.evidence import EVIDENCE_METHODS
+from rpc.methods.groups import GROUP_COMPONENTS, GROUP_METHODS
 from rpc.methods.history import HISTORY_COMPONENTS, HISTORY_METHODS
 from rpc.methods.light import LIGHT_METHODS
 from rpc.methods.machines import MACHINE_COMPONENTS, MACHINE_METHODS
@@ -45,6 +46,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *LIGHT_METHODS,
     *MACHINE_METHODS,
     *TASK_METHODS,
+    *GROUP_METHODS,
     *WINDOW_METHODS,
     *DISPUTE_METHODS,
     *CUSTODY_METHODS,
@@ -57,6 +59,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
     **HISTORY_COMPONENTS,
     **MACHINE_COMPONENTS,
     **TASK_COMPONENTS,
+    **GROUP_COMPONENTS,
     **WINDOW_COMPONENTS,
     **DISPUTE_COMPONENTS,
     **CUSTODY_COMPONENTS,

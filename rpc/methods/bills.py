@@ -32,6 +32,7 @@ from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.custody import custody_budget
 from tasks.ledger.custody_quotes import CustodyLine, custody_lines, custody_notices
 from tasks.ledger.custody_records import find_terms
+from tasks.ledger.groups import spare_budget
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import class_of
@@ -137,6 +138,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "preparation": str(budget.preparation),
         "custody": str(custody_budget(job, parameters)),
         "custody_lines": [_custody_line(line) for line in custody_lines(job, parameters, keeps_input=True)],
+        "spare": str(spare_budget(job, parameters).total),
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
         "checks": {name: str(amount) for name, amount in checks._asdict().items()},
@@ -277,6 +279,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "preparation": AMOUNT_OUT,
                 "custody": AMOUNT_OUT,
                 "custody_lines": array(ref("CustodyLine"), maximum=2),
+                "spare": AMOUNT_OUT,
                 "total": AMOUNT_OUT,
                 "limit": AMOUNT_OUT,
                 "checks": ref("CheckQuote"),

@@ -30,6 +30,7 @@ from tasks.errors import TaskUnknown
 from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.complaints import aside_until_ms
+from tasks.ledger.group_records import group_of_task, seat_of_task
 from tasks.ledger.lifecycle import Phase, Reason, group_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
@@ -78,6 +79,8 @@ def _task(record: TaskRecord) -> Json:
         "state_root": hexed(record.state_root),
         "final_root": hexed(record.final_root) if record.final_root else None,
         "history": record.history,
+        "group_id": hexed(group_of_task(record)) if record.group else None,
+        "seat": seat_of_task(record) if record.group else None,
     }
 
 
@@ -240,6 +243,8 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "state_root": HASH_OUT,
     "final_root": nullable(HASH_OUT),
     "history": NUMBER,
+    "group_id": nullable(HASH_OUT),
+    "seat": nullable(NUMBER),
 }
 
 _MODEL: Final[dict[str, Schema]] = {
@@ -255,7 +260,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
     "Task": obj(
         _TASK_FIELDS,
         description="A task. `parked`: it waits for a machine that changes. `open_charge`: the price of the "
-        "worker's windows that are proved and not final.",
+        "worker's windows that are proved and not final. `group_id`, `seat`: of a task of a group.",
     ),
     "TaskWithSpec": obj(
         _TASK_FIELDS

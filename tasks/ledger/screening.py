@@ -49,6 +49,7 @@ __all__ = [
     "machine_notices",
     "machine_objections",
     "read_dataset_facts",
+    "start_root",
 ]
 
 MACHINES_MAX: Final = 1024
@@ -151,14 +152,14 @@ def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
     plan = spec.plan()
     if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:
         return []
-    root = _start_root(plan)
+    root = start_root(plan)
     if root == spec.init_root:
         return []
     text = f"init_root is 0x{spec.init_root.hex()}; for this seed and this model it must be 0x{root.hex()}"
     return [Objection("init_root_differs", text)]
 
 
-def _start_root(plan: JobPlan) -> bytes:
+def start_root(plan: JobPlan) -> bytes:
     """Return the root of the state before the first step. NumPy only where it is asked for."""
     if isinstance(plan, TrainingPlan):
         from tasks.engines.training import initial_state

@@ -10,7 +10,7 @@ import pytest
 
 from billing.prices import hour_price
 from node.cli.tasks.views import _said
-from rpc.client.results import Custody, Machine, Task, read_result
+from rpc.client.results import Custody, Group, Machine, Task, read_result
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
@@ -30,6 +30,7 @@ from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK, rules
 from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
+from tests.tasks import groups
 from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.keepers import KeptWorld
 from tests.tasks.ledger.test_trials import TRIALS, market
@@ -146,6 +147,31 @@ async def test_custody_is_shown_in_every_phase() -> None:
     assert phases.keys() == {"drawing", "signing", "kept"} and demands
     assert phases["kept"].until_ms and not phases["kept"].is_proven_false
     assert (await node.call("dekube_getCustody", hexed(task), 9))["custody"] is None
+
+
+async def test_a_group_is_shown_in_every_phase() -> None:
+    world = World()
+    node = WorldNode(world)
+    for name in range(1, 5):
+        world.add_machine(name)
+    for name in (200, 201):
+        world.add_machine(name, price=10 * WORTH)
+    group = groups.create(world, 3, 1)
+    phases = set[str]()
+    for _ in range(200):
+        world.block()
+        world.act()
+        found = read_result(Group, (await node.call("dekube_getGroup", hexed(group)))["group"])
+        phases.add(found.phase)
+        assert found.final_windows == sum(seat.final_windows for seat in found.seats if not seat.is_spare)
+        if found.has_ended:
+            break
+    assert phases == {"matching", "running", "ended"} or phases == {"running", "ended"}
+    assert [seat.phase for seat in found.seats[:3]] == ["settled"] * 3
+    assert [change["phase"] for change in found.document["history"]] == ["matching", "running", "ended"]
+    task = (await node.call("dekube_getTask", hexed(found.seats[1].task)))["task"]
+    assert (task["group_id"], task["seat"], task["phase"]) == (hexed(group), 1, "settled")
+    assert (await node.call("dekube_getGroup", hexed(b"g" * 32)))["group"] is None
 
 
 async def test_every_phase_of_a_task_is_shown() -> None:

@@ -22,6 +22,7 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from tasks.ledger.custody_records import INPUT_WINDOW
+from tasks.ledger.group_transitions import CANCEL_GROUP
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
 __all__ = ["cancel", "demand", "resume", "top_up"]
@@ -36,7 +37,7 @@ _TURNED_DOWN: Final = frozenset(("input_unavailable", "job_unfit", "worker_decli
 @yes_option
 @json_option
 def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
-    """End a task early and refund what is locked and not earned.
+    """End a task or a group early and refund what is locked and not earned.
 
     A running window is finished and paid. A worker that is preparing is paid for its time.
 
@@ -45,7 +46,20 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
       dekube task cancel 0xTASK
     """
     what = {"does": "ends the task early", "comes back": "what is locked and not earned"}
+    if _cancel_group(session, task_id, what, yes, as_json):
+        return
     _send_action(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
+
+
+def _cancel_group(session: Session, group: bytes, what: Mapping[str, str], yes: bool, as_json: bool) -> bool:
+    """End a group, if the ID is that of one; tell whether it is."""
+    key = session.key()
+    with session.client() as client:
+        if client.task(group) is not None or client.group(group) is None:
+            return False
+        receipt = send(client, key, CANCEL_GROUP, [group], {**what, "does": "ends all tasks of a group"}, yes=yes)
+    show_fields({"group": hexed(group), "height": receipt.block.height}, as_json=as_json)
+    return True
 
 
 @click.command(name="top-up")

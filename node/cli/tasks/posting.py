@@ -20,6 +20,7 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
+from node.cli.tasks.group import MEMBERS_MAX, check_seats, post_group, seats_price, tell_posted
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.tuning_file import make_job, read_tuning, told_tuning
@@ -321,6 +322,8 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 
 
 @not_with(("--no-custody",), "--private", "--keep-input", "--holders")
+@only_with(("--spares",), "--members")
+@not_with(("--custody", "--no-custody", "--private", "--keep-input", "--holders"), "--members")
 @not_with((*RECIPE, "--job"), "--spec")
 @not_with((*_NOT_TUNED, "--dataset"), "--job")
 @click.command()
@@ -338,14 +341,18 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
               help="With --private: machines that keep shares of the key, while you are offline.")  # fmt: skip
 @click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
               help="Shares that make the key. Default: more than half.")  # fmt: skip
+@click.option("--members", default=1, show_default=True, type=WholeNumber(1, MEMBERS_MAX),
+              help="Tasks with seeds of their own, on machines of like speed.")  # fmt: skip
+@click.option("--spares", type=WholeNumber(0, MEMBERS_MAX),
+              help="With --members: machines that stand by. Default: one for eight.")  # fmt: skip
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
 @click.option("--anyway", is_flag=True, help="Create the task even if no machine can run it now.")
 @yes_option
 @json_option
 def create(
     session: Session, recipe: _Recipe, is_kept: bool | None, is_private: bool, keeps_input: bool,
-    dataset: Path | None, holders: int, threshold: int | None, watches: bool, anyway: bool, yes: bool,
-    as_json: bool,
+    dataset: Path | None, holders: int, threshold: int | None, members: int, spares: int | None, watches: bool,
+    anyway: bool, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
@@ -367,9 +374,12 @@ def create(
     worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
     may be offline after this command. For a public task --keep-input does the same.
 
+    With --members N the job is done N times, each time with another seed. All N get machines at once, or none.
+
     \b
     Examples:
       dekube task create --watch
+      dekube task create --members 4 --watch
       dekube task create --job finetune.toml --watch
       dekube task create --private --holders 3
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
@@ -397,10 +407,11 @@ def create(
         for _, text in objections:
             say(f"Note: {text}.")
         _tell_notices(quoted, with_data=False)
-        locked = quoted.total
+        standing = check_seats(members, spares)
+        locked = quoted.total if members == 1 else seats_price(quoted, members, standing)
         size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
         what = {
-            "does": f"posts a task: {size}",
+            "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {size}",
             "locks": f"{show_amount(locked)}; what is not used comes back",
             "price": f"at most {show_amount(spec.max_price_per_tera_unit)} {PER_TERA_UNIT}",
         }
@@ -418,6 +429,10 @@ def create(
                 client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
             )
 
+        if members > 1:
+            group, receipt = post_group(client, key, raw, quoted, members, standing, what, bring, yes=yes)
+            tell_posted(client, group, receipt, locked, watches=watches, as_json=as_json)
+            return
         ask = None
         if private is not None:
             ask = CustodyAsk(client, key, private.job.key_root, INPUTS, quoted.custody)

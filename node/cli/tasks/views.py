@@ -13,6 +13,7 @@ from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
+from node.cli.tasks.group import show_group
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
 from node.market.posting import next_of
@@ -96,11 +97,16 @@ def list_(
 def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     """Show a task: job, phase, history, windows and the verifiers' findings.
 
+    Of a group its seats are shown.
+
     \b
     Example:
       dekube task show 0xTASK
     """
     with session.client() as client:
+        if client.task(task_id) is None and (group := client.group(task_id)) is not None:
+            show_group(group, as_json=as_json)
+            return
         task = record_of(client, task_id)
         record = task.document
         changes = list(client.items("dekube_getTaskHistory", task=hexed(task_id)))

@@ -93,7 +93,16 @@ def test_each_command_whose_options_depend_on_each_other_has_rules() -> None:
 def test_a_job_of_a_file_takes_none_of_the_options_that_make_a_job() -> None:
     for path in (("task", "quote"), ("task", "create")):
         [rule] = (rule for rule in rules_of(LEAVES[path]) if "--spec" in rule.others)
-        beside = {"--custody", "--private", "--keep-input", "--dataset", "--holders", "--threshold"}
+        beside = {
+            "--custody",
+            "--private",
+            "--keep-input",
+            "--dataset",
+            "--holders",
+            "--threshold",
+            "--members",
+            "--spares",
+        }
         others = {
             "--spec",
             "--watch",

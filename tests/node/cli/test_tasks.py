@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,11 +21,13 @@ from node.cli.workers import _measured
 from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
-from rpc.client.results import BillLine, CustodyLine, Task, read_result
+from rpc.client.results import BillLine, CustodyLine, Group, Task, read_result
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
 from tasks.engines.builtin_datasets import _digit_rows, make_dataset
+from tasks.ledger.group_records import group_id_of
+from tasks.ledger.group_transitions import CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.transitions import CREATE_TASK, RESUME_TASK
 from tasks.spec import encode_spec
 from tests.tasks.executor.helpers import make_spec
@@ -48,6 +52,7 @@ class Requested:
         self.calls: Any = ()
         self.custody, self.custody_lines = 0, ()  # type: int, tuple[Any, ...]
         self.machines = machines
+        self.groups: dict[bytes, Group] = {}
         spec = {"max_price_per_tera_unit": "100"}
         self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": spec} | task
 
@@ -73,6 +78,7 @@ class Requested:
             "fee": 1,
             "preparation": 1,
             "custody": self.custody,
+            "spare": 10**17,
             "total": 10**18,
         }
         document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
@@ -113,6 +119,13 @@ class Requested:
             ),
         )  # fmt: skip
 
+    def group(self, group: bytes) -> Group | None:
+        return self.groups.get(group)
+
+    def add_seats(self, _key: SecretKey, group: bytes, roots: list[bytes], amount: int) -> None:
+        self.asked.append(f"add_seats {len(roots)} {amount}")
+        assert group == group_id_of(KEY.address, 0)
+
     def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
         return SimpleNamespace(succeeded=not self.refusal, reason=self.refusal or None)
 
@@ -132,7 +145,11 @@ class Requested:
         signed = decode_transaction(raw)
         if signed.kind == RESUME_TASK:
             assert list(signed.payload) == [bytes.fromhex(TASK_ID[2:])]
-        self.asked.append({RESUME_TASK: "resume_task", CREATE_TASK: "create_task"}[signed.kind])
+        names = {
+            RESUME_TASK: "resume_task", CREATE_TASK: "create_task", CREATE_GROUP: "create_group",
+            CANCEL_GROUP: "cancel_group",
+        }  # fmt: skip
+        self.asked.append(names[signed.kind])
         return SimpleNamespace(transaction_hash="0x12", block=SimpleNamespace(height=7))
 
 
@@ -156,6 +173,54 @@ def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_post
     assert client.asked == ["is_held", "create_task"], "told, and not refused"
     assert ("does not hold the data set 0x" + JOB.dataset.blob.hex() in done.stderr) == tells
     assert "Note" not in done.stdout
+
+
+def test_a_group_is_posted_with_all_its_seats_shown_and_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    posting = ("create", "--spec", file, "--home", tmp_path, "--yes")
+    done = run(monkeypatch, client, *posting, "--members", 11, "--spares", 2, "--json")
+    assert client.asked == ["is_held", "create_group", f"add_seats 8 {8 * 10**18}", f"add_seats 4 {22 * 10**17}"]
+    answer = json.loads(done.stdout)
+    assert answer["locked"] == str(11 * 10**18 + 2 * 10**17)
+    group = bytes.fromhex(answer["group"][2:])
+    assert group == group_id_of(KEY.address, 0)
+    seats = [
+        {
+            "seat": at, "is_spare": at == 2, "task": "0x" + "7" * 64, "phase": "standby" if at == 2 else "running",
+            "reason": "started", "worker": "0x" + "1" * 40, "windows": 3, "proved_windows": 2, "final_windows": at,
+        }
+        for at in range(3)
+    ]  # fmt: skip
+    document = {
+        "id": answer["group"], "requester": "0x" + KEY.address.hex(), "phase": "running", "reason": "matched",
+        "members": 2, "spares": 1, "rate_min": 100, "rate_max": 114, "lost": 0, "paused": 0, "ended": 0,
+        "standby": 1, "final_windows": 1, "seats": seats,
+    }  # fmt: skip
+    client.groups[group] = read_result(Group, document)
+    shown = run(monkeypatch, client, "show", answer["group"], "--home", tmp_path).stdout
+    assert "running (matched)" in shown and "100 to 114 work units" in shown and "2 (spare)" in shown
+    assert json.loads(run(monkeypatch, client, "show", answer["group"], "--json").stdout)["group"] == document
+    run(monkeypatch, client, "cancel", answer["group"], "--home", tmp_path, "--yes")
+    assert client.asked[-1] == "cancel_group"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--members", 9, "--spares", 3), ("--spares", 1), ("--members", 2, "--custody"), ("--members", 65)],
+)
+def test_a_group_that_cannot_be_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    with pytest.raises(click.UsageError):
+        run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--yes", *arguments)
+    assert not any("create" in asked for asked in client.asked)
 
 
 @pytest.mark.parametrize(
