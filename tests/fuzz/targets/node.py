@@ -25,6 +25,7 @@ from node.chain.tx_gossip import decode_batch, encode_batch
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
+from node.cli.tasks.tuning_file import read_tuning
 from node.cli.transactions import read_possession
 from node.home.config import (
     dump_options,
@@ -98,6 +99,17 @@ from tests.node.chain.test_founding import DRAFT, FOUNDERS
 from tests.state.primitives.test_objects import FOUNDED as FILE
 
 KEPT_CHAIN = b"c" * 32
+
+
+TUNING = b"""model = "model"
+data = "rows.jsonl"
+steps = 6
+learning_rate = 1e-2
+long_rows = "truncate"
+[lora]
+rank = 2
+targets = ["v_proj", "query"]
+"""
 
 
 def light_files() -> tuple[bytes, ...]:
@@ -344,6 +356,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "job text", Target(
         lambda data: spec_from_json(json.loads(data)), (job_text,), ("node.cli.jobs:spec_from_json",),
         (ConfigError, ValueError), memory=400,
+    )  # fmt: skip
+    yield "tuning file", Target(
+        of_file("tune.toml", read_tuning), (TUNING,),
+        ("node.cli.tasks.tuning_file:read_tuning", "node.cli.tasks.tuning_file:_Fields.__init__"),
+        (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "light client's file", Target(
         of_file("light.json", load_light_file), light_files(),

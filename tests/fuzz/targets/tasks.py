@@ -230,7 +230,7 @@ class _Letters:
 
 
 def _rows(data: bytes) -> None:
-    make_rows(examples_of(data, _Letters()), 32, "truncate")
+    make_rows(examples_of(data, _Letters(), 100), 32, "truncate")
 
 
 def targets() -> Iterator[tuple[str, Target]]:
@@ -337,6 +337,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             (
                 b'{"prompt": "a", "completion": "b"}\n{"text": "c"}\n',
                 b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+                b'{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}\n',
             ),
             ("tasks.models.rows:_decoded",),
             (RowsInvalid,),

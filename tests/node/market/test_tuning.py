@@ -27,6 +27,7 @@ from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
 from tasks.programs.finetune import row_tensors
+from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tasks.proofs import Code
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
@@ -36,6 +37,7 @@ from tests.node.market.test_duties import Market
 from tests.node.market.test_private import PrivateMarket
 from tests.node.world import PARAMETERS, Machine, World, world_with
 from tests.tasks.executor.helpers import BLOB, make_spec
+from tests.tasks.generated import generated
 from tests.tasks.programs.engines import engine
 from tests.tasks.tuned import STEPS, tuned
 
@@ -162,6 +164,27 @@ async def test_a_model_that_is_withheld_or_false_costs_its_worker_nothing(
     after = require_node(world.store, worker.wallet.address)
     assert (after.bond, after.bad, after.failures, after.declines) == (before.bond, 0, 0, 0)
     assert after.cool_down_until_ms == before.cool_down_until_ms
+
+
+@pytest.mark.nightly
+async def test_a_job_that_generates_is_run_and_checked_with_the_model_that_nodes_fetch(world: World) -> None:
+    spec, plan, made = generated(segment=3)
+    prompts = join_tensors(prompt_tensors(plan.shape), made.data)
+    model = join_tensors(weight_tensors(plan.shape.model), made.model)
+    part: Any = spec.part
+    named = {"dataset": name_of(prompts), "model": name_of(model)}
+    spec = spec.changed(**{name: getattr(part, name)._replace(blob=blob) for name, blob in named.items()})
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        market, holder = await started(world, nursery, worker, verifier)
+        put(holder, prompts, model)
+        for machine in (worker, verifier):
+            await nursery.start(machine.run)
+        await market.post(spec)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = load_window(world.store, market.task, 0)
+    assert {f.code for seat in window.verifiers for f in seat.findings or ()} == {Code.COMPUTED}
 
 
 class PrivateTuning(PrivateMarket):
