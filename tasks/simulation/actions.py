@@ -13,6 +13,7 @@ from state.primitives.signing import personal_digest
 from tasks.claims import claim_to_value, find_fault
 from tasks.custody.chunks import chunk_proof_to_value
 from tasks.custody.keys import KeyCommitments, derive_key, key_proof_to_value, window_key_name
+from tasks.custody.layout import plain_chunk_to_value
 from tasks.dispute.moves import Move, encode_move
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
@@ -24,6 +25,7 @@ from tasks.ledger.custody_transitions import (
     END_CUSTODY,
     RECEIVE_CUSTODY,
     REVEAL_GARBAGE,
+    REVEAL_MISMATCH,
     TAKE_CUSTODY,
 )
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
@@ -246,6 +248,11 @@ class Actions:
         path = key_proof_to_value(KeyCommitments(secret, 0, output.windows).proof(name))
         chunk = chunk_proof_to_value(output.chunk(0))
         return Action(sender, REVEAL_GARBAGE, [output.task, output.window, derive_key(secret, name), path, chunk])
+
+    def reveal_mismatch(self, sender: bytes, output: Output) -> Action:
+        """Show that the plain bytes that a worker commits to are no state."""
+        plain = plain_chunk_to_value(output.plain_chunk(0))
+        return Action(sender, REVEAL_MISMATCH, [output.task, output.window, plain, []])
 
     def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
         """Open sampled segments of a window."""

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from tasks.custody.errors import ChunkInvalid
+from tasks.ledger import games
+
 __all__ = ["ALL_RULES", "WITHOUT", "Absent", "Aim", "Patch", "absent"]
 
 _LEDGER: Final = "tasks.ledger"
@@ -99,6 +102,28 @@ def _no_keeper(*_arguments: object) -> bytes:
 _NO: Final = property(_never)
 
 
+def _no_chunk(*_arguments: object) -> None:
+    raise ChunkInvalid("nothing shows other bytes")
+
+
+def _lose_at_once(case: Any, window: Any) -> None:
+    import_module("tasks.ledger.serving").lose_unserved(case, window.number)
+
+
+_recheck = games._recheck
+
+
+def _recheck_in_time(case: Any, window: Any) -> None:
+    """Draw others for a window without a verdict; the time of challenges goes on."""
+    disputes = import_module("tasks.ledger.disputes")
+    place = case.state, window.task, window.number
+    before = disputes.load_docket(*place)
+    _recheck(case, window)
+    after = disputes.load_docket(*place)
+    if not after.until_ms:
+        disputes.save_docket(*place, after._replace(until_ms=before.until_ms, extended=before.extended))
+
+
 def _own_parties(node: Any) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys((node.address, node.profile.operator)))
 
@@ -169,6 +194,11 @@ _DEMANDS: Final[Mapping[str, Value]] = {
 }
 _IDLE: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "keeps nothing"}
 _SILENT: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "signs nothing"}
+_DEAR: Final[Mapping[str, Value]] = {"price": 2.0, "silent": False}
+_HOARDS: Final[Mapping[str, Value]] = {"length": 24, "cost": 1.0, "ransom": 0.5, "rate": 1.0}
+_DENIES: Final[Mapping[str, Value]] = {
+    "accuses": True, "cancels": "never", "withholds": False, "demands": False,
+}  # fmt: skip
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
@@ -283,11 +313,31 @@ WITHOUT: Final[Mapping[str, Absent]] = {
                 _of("lose_unserved", _void_unserved, "serving"),
             ),
         ),
+        Absent(
+            "serving-answer", "a worker is not asked before it loses its bond to a small jury",
+            aims=(Aim("griefing requester", {**_DENIES, "share": 45}), Aim("griefing requester", _DENIES)),
+            patches=(_of("wait_for_worker", _lose_at_once, "serving"),),
+        ),
+        Absent(
+            "round-time", "another round of verdicts has no time for challenges of its own",
+            aims=(Aim("silent friends", {**_MANY, "way": "silent", "rate": 1.0, "watchers": 1}),),
+            patches=(_of("_recheck", _recheck_in_time, "games"),),
+        ),
         # Custody
         Absent(
             "custody", "no output is kept by others, and a jury says whether a result is to be had",
             {"custody_copies": 0},
             (Aim("griefing requester", {**_DEMANDS, "share": 33}), Aim("griefing requester", _DEMANDS)),
+        ),
+        Absent(
+            "custody-commitment", "a proof commits to an output in custody only if its worker likes",
+            aims=(Aim("hoarding worker", {**_HOARDS, "commits": False}),),
+            patches=(_of("check_custody", _none, "custody"),),
+        ),
+        Absent(
+            "other-bytes", "bytes in custody that are no state prove nothing",
+            aims=(Aim("false output", {"way": "keeps", "ransom": 0.5}),),
+            patches=(Patch("tasks.custody.layout", "check_mismatch", _no_chunk),),
         ),
         Absent(
             "receipts", "a window is final before custodians have signed for its output",
@@ -348,7 +398,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         ),
         Absent(
             "sole-keeper", "who alone keeps its outputs is paid for them as for others",
-            aims=(Aim("hoarding worker", {"length": 24, "cost": 1.0, "ransom": 0.5, "rate": 1.0}),),
+            aims=(Aim("hoarding worker", {**_HOARDS, "commits": True}),),
             patches=(
                 _of("sole_keeper", _no_keeper, "custody_records"),
                 _of("CustodyRecord.is_kept_alone", _NO, "custody_records"),
@@ -390,7 +440,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "dear-draws", "a task that was left goes to a machine that asks much as to others",
             aims=(
-                Aim("ask decoys", {**_LEAVES, "reason": "inputs", "price": 2.0, "decoys": 4, "place": "start"}),
+                Aim("ask decoys", {**_DEAR, "decoys": 4, "place": "start", "reason": "inputs"}),
             ),
             patches=(_of("BOUNDED_DRAWS", 0, "calls"),),
         ),

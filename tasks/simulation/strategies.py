@@ -266,6 +266,7 @@ def _silencing(stage: Stage, setting: Setting) -> Sequence[Agent]:
     """A forger whose friends find something else and fall silent in their games: agreeing could be slashed."""
     forger = _forger(stage, setting)
     forger.is_frank = True
+    stage.watchers = int(setting.get("watchers", 0))
     return [forger, *_freezers(stage, setting, for_own=True)]
 
 
@@ -391,6 +392,7 @@ def _keeping(stage: Stage, setting: Setting) -> Sequence[Agent]:
     worker.windows_share, worker.segments_share = 1.0, float(setting.get("segments", 0.0))
     worker.garbage, worker.serves_results = bool(setting["garbage"]), bool(setting["serves_results"])
     worker.serves_keepers = bool(setting.get("serves_keepers", True))
+    worker.other_bytes, worker.commits = bool(setting.get("other", False)), bool(setting.get("commits", True))
     stage.plot.ransom = float(setting["ransom"])
     keepers = []
     for number, account in enumerate(stage.verifiers):
@@ -635,7 +637,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
     Strategy(
         "silent friends",
         "forges, and its verifiers differ and fall silent in their games",
-        {**_FORGING, "way": ("prompt", "silent", "resumes"), "rate": (0.5, 1.0)},
+        {**_FORGING, "way": ("prompt", "silent", "resumes"), "rate": (0.5, 1.0), "watchers": (0, 1)},
         _silencing,
     ),
     Strategy(
@@ -742,6 +744,13 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         custody=True,
     ),
     Strategy(
+        "false output",
+        "hands over bytes that are no state, and sells the result",
+        {**_KEEPING, "garbage": (False,), "other": (True,), "serves_results": (False,), "way": KEEPER_WAYS},
+        _keeping,
+        custody=True,
+    ),
+    Strategy(
         "idle custodian",
         "signs for outputs that it does not keep, or serves to nobody",
         {**_KEEPING, "garbage": (False,), "serves_results": BOTH, "way": KEEPER_WAYS[1:]},
@@ -759,14 +768,14 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         {
             "share": SHARES, "rate": (0.2, 1.0), "ransom": (0.1, 0.25, 0.5, 0.9), "length": (4, 16, 24),
             "cost": (0.2, 1.0),
-            "garbage": (False,), "serves_results": (False,), "serves_keepers": (False,),
+            "garbage": (False,), "serves_results": (False,), "serves_keepers": (False,), "commits": BOTH,
             "way": ("keeps", "keeps nothing"),
         },
         _keeping,
         custody=True,
         known=(
             {"share": 20, "rate": 1.0, "ransom": 0.5, "length": 24, "cost": 1.0, "garbage": False,
-             "serves_results": False, "serves_keepers": False, "way": "keeps"},
+             "serves_results": False, "serves_keepers": False, "commits": True, "way": "keeps"},
         ),
     ),
     Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),

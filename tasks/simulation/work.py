@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from state.primitives.hashing import digest
-from tasks.custody.chunks import BlobCommitment, ChunkProof, CipherBlob, Custody
+from state.primitives.merkle import MerkleTree
+from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, ChunkProof, CipherBlob, Custody
 from tasks.custody.keys import derive_key, window_key_name
-from tasks.custody.layout import StateLayout
+from tasks.custody.layout import PlainChunk, StateLayout
 from tasks.programs.divergence import Divergence
 from tasks.proofs import SegmentLeaf, work_seal
 from tasks.simulation.segments import (
@@ -107,7 +108,10 @@ class Output(NamedTuple):
     window: int
     windows: int
     blob: CipherBlob
+    plain: bytes
     is_garbage: bool
+    is_other: bool
+    """Whether its bytes are no state."""
 
     @property
     def commitment(self) -> tuple[int, bytes, bytes]:
@@ -118,23 +122,34 @@ class Output(NamedTuple):
         """Return what answers a demand for a chunk."""
         return Custody(self.blob.commitment, self.blob.chunks, self.blob.plain_hashes).proof(number)
 
+    def plain_chunk(self, number: int) -> PlainChunk:
+        """Return a chunk of what its worker says that it is, with its path."""
+        parts = [self.plain[at : at + CHUNK_BYTES] for at in range(0, len(self.plain), CHUNK_BYTES)]
+        return PlainChunk(number, parts[number], MerkleTree(parts).siblings(number))
+
 
 def task_key(task: bytes) -> bytes:
     """Return the secret from which the keys of a task's outputs follow."""
     return digest(b"sim-task-key", task)
 
 
-def make_output(job: JobSpec, made: Made, windows: int, *, is_garbage: bool) -> Output:
-    """Return the output of a window: bytes that stand for its state, or garbage that has its size."""
-    size = StateLayout(job.plan(), made.leaves[-1].step_to).size
+def make_output(job: JobSpec, made: Made, windows: int, *, is_garbage: bool, is_other: bool = False) -> Output:
+    """Return the output of a window: bytes that stand for its state, or garbage or other bytes of its size.
+
+    Other bytes lack what all states of that step have in common.
+    """
+    layout = StateLayout(job.plan(), made.leaves[-1].step_to)
+    size = layout.size
     key = derive_key(task_key(made.task), window_key_name(made.window))
     content = (made.state_root_out * (size // 32 + 1))[:size]
+    for offset, fixed in () if is_other else layout.fixed:
+        content = content[:offset] + fixed + content[offset + len(fixed) :]
     blob = CipherBlob(key, content)
     if is_garbage:
         other = CipherBlob(key, bytes(size))
         blob.commitment = BlobCommitment(size, blob.commitment.plain_root, other.commitment.cipher_root)
         blob.chunks = other.chunks
-    return Output(made.task, made.window, windows, blob, is_garbage)
+    return Output(made.task, made.window, windows, blob, content, is_garbage, is_other)
 
 
 def make_claim(off: OffChain, job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes) -> Made:

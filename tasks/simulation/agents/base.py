@@ -212,10 +212,10 @@ class Machine(Agent):
         secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
         made = self.make(job, duty, secret, forged)
         if view.has_custody(duty.task):
-            output = make_output(job, made, job.windows, is_garbage=self.garbage)
+            output = make_output(job, made, job.windows, is_garbage=self.garbage, is_other=self.other_bytes)
             self.off.outputs[duty.task, number] = output
             self.off.hands_out[self.address, duty.task, number] = self.serves(b"", RESULT)
-            made = made._replace(custody=output.commitment)
+            made = made._replace(custody=output.commitment if self.commits else None)
         self.made[duty.task, number] = made
         self.off.publish(made, self.serves)
         return [view.submit(self.address, made)]
@@ -228,6 +228,10 @@ class Machine(Agent):
 
     garbage = False
     """Whether it commits to outputs that nobody can decrypt."""
+    other_bytes = False
+    """Whether it commits to outputs that are no states."""
+    commits = True
+    """Whether it commits to outputs where custody asks for that."""
 
     def hands_out(self, _place: tuple[bytes, int]) -> bool:
         """Tell whether it gives an output that it keeps to who asks."""

@@ -8,6 +8,8 @@ from typing import Final
 from tasks.ledger.custody_queries import CustodyAction, CustodyDuty
 from tasks.ledger.custody_records import CustodyPhase, CustodyRecord
 from tasks.ledger.lifecycle import Phase
+from tasks.ledger.queries import Action as Asked
+from tasks.ledger.queries import WorkDuty
 from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Machine, Requester
 from tasks.simulation.agents.plot import Plot
@@ -65,6 +67,10 @@ class GarbageWorker(ForgingWorker):
     serves_keepers = True
     """Whether it hands its outputs to those that are drawn to keep them."""
 
+    def ignores(self, _view: View, duty: WorkDuty) -> bool:
+        """Prove a window without a commitment once: where that is refused, it leaves the task by its silence."""
+        return not self.commits and duty.action == Asked.COMPUTE and (duty.task, duty.window) in self.made
+
     def serves(self, _who: bytes, use: Use) -> bool:
         """Serve verifiers, and custodians and its requester as it is set."""
         if use == KEEP:
@@ -108,7 +114,8 @@ class KeepingRequester(Requester):
 
     def _fetch(self, view: View, task: bytes, window: int, custody: CustodyRecord) -> list[Action]:
         place, off = (task, window), self.off
-        is_whole = not off.outputs[place].is_garbage
+        output = off.outputs[place]
+        is_whole = not (output.is_garbage or output.is_other)
         if off.leaves(task, window, self.address, RESULT) is not None:
             off.obtained.add(task)
             return []
@@ -119,7 +126,8 @@ class KeepingRequester(Requester):
                 return []
             if task not in self._shown:
                 self._shown.add(task)
-                return [view.reveal_garbage(self.address, off.outputs[place])]
+                show = view.reveal_mismatch if output.is_other else view.reveal_garbage
+                return [show(self.address, output)]
             return self._give_up(task)
         if custody.demand is not None:
             return []

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB
-from tasks.simulation.rules import WITHOUT
+from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
 from tasks.simulation.stage import Conditions, Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES
 
@@ -198,3 +198,30 @@ def test_friends_that_differ_and_fall_silent_do_not_pass_a_forged_window() -> No
     found = [outcome("silent friends", setting, number) for number in range(6)]
     assert any("challenger_silent" in one.endings for one in found)
     assert sum(one.forged_windows_paid for one in found) == 0
+
+
+def test_bytes_in_custody_that_are_no_state_sell_a_result_only_without_the_rule() -> None:
+    cast = BY_NAME["false output"].cast
+    assert cast is not None
+    setting: Setting = {
+        "share": 20, "rate": 1.0, "ransom": 0.9, "serves_results": False, "garbage": False, "other": True,
+        "way": "keeps",
+    }  # fmt: skip
+    usual = play(honest_cast, {"share": 20}, 0, custody=True, conditions=SMALL).profit
+    with_rule = play(cast, setting, 0, custody=True, conditions=SMALL).profit
+    without = play(cast, setting, 0, WITHOUT["other-bytes"], custody=True, conditions=SMALL).profit
+    assert with_rule < usual < without
+
+
+def test_a_worker_that_is_asked_to_serve_keeps_its_bond_against_false_jurors() -> None:
+    setting: Setting = {
+        "share": 45, "cancels": "never", "cancels_after": 0, "withholds": False, "demands": False, "accuses": True,
+    }  # fmt: skip
+    cast = BY_NAME["griefing requester"].cast
+    assert cast is not None
+
+    def lost(rule: Absent) -> int:
+        found = (play(cast, setting, number, rule, own_tasks=True, conditions=SMALL) for number in range(4))
+        return sum(max(0, one.honest_loss) for one in found)
+
+    assert lost(ALL_RULES) < lost(WITHOUT["serving-answer"]) / 4
