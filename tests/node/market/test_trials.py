@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 import trio
 
-from node.market.trial_chains import TrialChains
+import node.market.trials
+from node.market.trial_chains import TrialChains, read_chain
 from node.market.trials import stop_ms
 from state.primitives.genesis import read_parameters
 from tasks.ledger.lifecycle import Phase
@@ -29,7 +30,14 @@ PARAMETERS: Final = {
 """The chain's clock runs twelve times as fast as that of the machines. No round begins."""
 
 
+SHARE: Final = node.market.trials.LOST_SHARE
 JOB: Final = make_spec(10, 5, 10).changed(match_ms=3_600_000)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine measures does not matter here: one that lost time to a busy processor computes no longer."""
+    monkeypatch.setattr(node.market.trials, "LOST_SHARE", 0)
 
 
 @pytest.fixture
@@ -47,8 +55,8 @@ def trial_of(world: World, machine: Machine) -> TrialRecord:
 
 def rate_of(world: World, machine: Machine) -> int | None:
     parameters = read_parameters(TaskParameters, "tasks", world.runtime.genesis)
-    node = require_node(world.store, machine.wallet.address)
-    return measured_rate(world.store, node, world.ledger.head().steady_ms, parameters)
+    known = require_node(world.store, machine.wallet.address)
+    return measured_rate(world.store, known, world.ledger.head().steady_ms, parameters)
 
 
 async def test_a_machine_is_tried_and_checked_and_then_gets_the_job_although_both_restart(world: World) -> None:
@@ -88,15 +96,18 @@ async def test_a_machine_is_tried_and_checked_and_then_gets_the_job_although_bot
 async def test_a_machine_at_work_is_tried_again_and_again_and_its_job_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_with(tmp_path, monkeypatch, {**PARAMETERS, "tasks.trial_blocks": 1})
+    world = world_with(tmp_path, monkeypatch, {**PARAMETERS, "tasks.trial_blocks": 60})
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(40, 5, 10).changed(match_ms=3_600_000))
         for machine in market.machines:
             await nursery.start(machine.run)
-        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
-        assert worker.duties is not None and worker.duties.market_events["trial_computed"] >= 2
+        assert worker.duties is not None
+        events = worker.duties.trials
+        await world.mint_until(
+            lambda: market.record.phase == Phase.SETTLED and events.committed >= 2, timeout_s=120
+        )
         nursery.cancel_scope.cancel()
     record = require_node(world.store, worker.wallet.address)
     assert (record.bad, record.failures, market.record.worker) == (0, 0, worker.wallet.address)
@@ -138,16 +149,17 @@ def test_a_chain_on_disk_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
         path.write_bytes(content[:cut])
         assert chains.load(SEED) == whole[: 1 if cut < 74 else 3]
     for at in range(len(content)):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        assert chains.load(SEED) in (whole[:1], whole[:3])
+        changed = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        assert read_chain(SEED, changed)[0] in (whole[:1], whole[:3])
     chains.append(b"\x06" * 32, RESULTS)
     (tmp_path / "trials" / "notes").write_text("not a chain")
     chains.keep_only(SEED)
     assert {each.name for each in (tmp_path / "trials").iterdir()} == {SEED.hex(), "notes"}
 
 
-def test_time_that_is_lost_before_the_first_link_does_not_decide_the_rate() -> None:
+def test_time_that_is_lost_before_the_first_link_does_not_decide_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the time beyond the slack: a third of it lost would be a third of the rate."""
+    monkeypatch.setattr(node.market.trials, "LOST_SHARE", SHARE)
     parameters = replace(TaskParameters(), trial_ms=10_000)
     for lost_ms in range(0, 30_000, 500):
         stop = stop_ms(lost_ms, parameters)
