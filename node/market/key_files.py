@@ -39,6 +39,8 @@ class KeyFiles:
         self._root, self._kind = root, kind
         self._cipher = ChaCha20Poly1305(digest(b"key-file", secret))
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in root.glob(f"*.{kind}.new"):  # half written when the node stopped
+            path.unlink(missing_ok=True)
 
     def tasks(self) -> list[bytes]:
         """Return the tasks that have a file here."""

@@ -240,7 +240,7 @@ def _records(state: Reader, task_id: bytes, number: int) -> tuple[TaskRecord | N
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file atomically and durably."""
-    temporary = path.with_suffix(".new")
+    temporary = path.with_name(path.name + ".new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

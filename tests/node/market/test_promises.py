@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.market.key_files import KeyFiles
 from node.market.promises import Found, Promises, Published, VerdictKey, decode_published, needed_blobs
 from p2p.blob.store import BlobStore
 from state.primitives.codec import Value, encode
@@ -196,3 +198,21 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
     (root / f"{bytes(32).hex()}-0-window").write_bytes(b"damaged")
     promises = Promises(root, BlobStore(tmp_path / "blobs", budget_bytes=600), ME)
     assert promises.published(bytes(32), 0) is None
+
+
+def test_a_key_and_a_share_of_one_task_are_written_at_once(tmp_path: Path) -> None:
+    """A machine may hold a share of a task's key and become its worker, which joins the key."""
+    task, kinds = b"t" * 32, ("key", "share")
+    files = {kind: KeyFiles(tmp_path, kind, b"s" * 32) for kind in kinds}
+    for number in range(10):
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            content = {kind: f"{kind} {number}".encode() for kind in kinds}
+            for written in [pool.submit(files[kind].put, task, content[kind]) for kind in kinds]:
+                written.result()
+        assert {kind: files[kind].get(task) for kind in kinds} == content
+    half = tmp_path / f"{task.hex()}.key.new"
+    half.write_bytes(b"half")
+    KeyFiles(tmp_path, "share", b"s" * 32)
+    assert half.exists(), "of the other kind"
+    KeyFiles(tmp_path, "key", b"s" * 32)
+    assert not half.exists() and files["key"].get(task) is not None
