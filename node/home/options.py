@@ -122,7 +122,7 @@ class UploadOptions:
     """Blobs that the gateway accepts from requesters without a node. A blob counts as at least one whole piece."""
 
     enabled: bool = False
-    bytes_per_blob_max: int = 256 * 1024**2
+    bytes_per_blob_max: int = 1024**3
     bytes_per_account_day_max: int = 1024**3
     bytes_per_caller_day_max: int = 2 * 1024**3
     """For one IPv4 address or IPv6 /64. 0: no limit, for a gateway behind a proxy."""

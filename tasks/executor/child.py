@@ -1,4 +1,4 @@
-"""The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S NICENESS``.
+"""The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S NICENESS MODEL``.
 
 Order matters: leave the network, fix the environment, import what will be needed, give up files, user and
 privileges, and only then read the job. It ends when its work is done, when it is told to, or when the supervisor
@@ -47,8 +47,9 @@ class _Orphaned(Exception):
 class _Link:
     """The socket to the supervisor."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, model: int) -> None:
+        """``model`` is the descriptor of a file with the order's model, -1 if it has none."""
+        self._connection, self._model = connection, model
 
     def receive(self) -> ParentFrame:
         from tasks.executor.job import FRAME_HEADER_BYTES, Cancel, decode_parent_frame, parent_frame_limit
@@ -56,10 +57,18 @@ class _Link:
         size = int.from_bytes(self._exactly(FRAME_HEADER_BYTES), "big")
         if size > parent_frame_limit():
             raise _Orphaned
-        message = decode_parent_frame(self._exactly(size))
+        message = decode_parent_frame(self._exactly(size), self._take_model())
         if isinstance(message, Cancel):
             raise _Orphaned
         return message
+
+    def _take_model(self) -> bytes:
+        """Return the model, once: an order comes first, and all other messages have none."""
+        if self._model < 0:
+            return b""
+        with open(self._model, "rb") as file:
+            self._model = -1
+            return file.read()
 
     def send(self, message: ChildFrame) -> None:
         from tasks.executor.job import encode_frame
@@ -86,14 +95,14 @@ class _Link:
 
 def main(arguments: list[str]) -> int:
     """Run one job over the socket with the given file descriptor; return the exit status."""
-    descriptor, scratch, engine, memory_mib, cpu_s, niceness = arguments
+    descriptor, scratch, engine, memory_mib, cpu_s, niceness, model = arguments
     sandbox.end_with_parent()
     os.nice(int(niceness))
     os.environ.update(THREADS)
     isolation = sandbox.leave_network()
     from tasks.executor.job import Failed, Hello
 
-    link = _Link(socket.socket(fileno=int(descriptor)))
+    link = _Link(socket.socket(fileno=int(descriptor)), int(model))
     try:
         try:
             arrays = _engine(engine)

@@ -49,6 +49,8 @@ SMALL_FRAME_BYTES: Final = 4096
 """Limit of every frame of the process but a segment, which also carries a state."""
 FRAME_ITEMS_MAX: Final = 32
 """Values of a frame of the process, at all depths."""
+STATE_SENT_BYTES_MAX: Final = 1 << 28
+"""State of an order, with all that is small in it."""
 TEXT_MAX: Final = 400
 FrozenPlan: TypeAlias = TuningPlan | GeneratingPlan
 """Of a job with a frozen model."""
@@ -318,10 +320,10 @@ def frame(body: bytes) -> bytes:
 
 
 def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
-    """Return a message as a frame."""
+    """Return a message as a frame. Of an order's model it has the size: the contents are handed over as a file."""
     match message:
         case Train(job, dataset, state, step_to, evaluate, model):
-            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), model]))
+            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), len(model)]))
         case Play():
             return frame(encode([_PLAY, *play_to_value(message)]))
         case RunLinks():
@@ -346,16 +348,16 @@ def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
             return frame(encode([_FAILED, reason[:64], text[:TEXT_MAX]]))
 
 
-def decode_parent_frame(body: bytes) -> ParentFrame:
-    """Read what the supervisor sent. Raises DecodeError or UnsupportedJob."""
+def decode_parent_frame(body: bytes, model: bytes = b"") -> ParentFrame:
+    """Read what the supervisor sent; ``model`` came as a file. Raises DecodeError or UnsupportedJob."""
     match decode(body, limit_bytes=parent_frame_limit()):
         case [1, bytes(job), bytes(dataset), (bytes() | None) as state, int(step_to), (0 | 1) as evaluate,
-              bytes(model)]:  # fmt: skip
+              int(size)] if size == len(model):  # fmt: skip
             return Train(Job.decode(job), dataset, state, step_to, bool(evaluate), model)
         case [2]:
             return Cancel()
         case [3, *play]:
-            return play_from(play)
+            return play_from(play, model)
         case [4, list(moves)]:
             return MoreMoves(moves_from(moves))
         case [5, *links]:
@@ -366,7 +368,7 @@ def decode_parent_frame(body: bytes) -> ParentFrame:
 
 def parent_frame_limit() -> int:
     """Return the size that no frame to a process exceeds."""
-    return DATASET_BLOB_BYTES_MAX + MODEL_SENT_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
+    return DATASET_BLOB_BYTES_MAX + STATE_SENT_BYTES_MAX + MOVES_LIMIT_BYTES
 
 
 def child_frame_limit(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> int:

@@ -77,23 +77,23 @@ class Played:
 
 
 def play_to_value(order: Play) -> list[Value]:
-    """Return an order as a codec value."""
+    """Return an order as a codec value, with the size of its model alone."""
     return [
         encode_spec(order.spec), order.dataset, order.state, order.state_root, order.step_from, order.steps,
         int(order.side), record_value(order.end), order.secret, list(order.moves),
-        [] if order.diverged is None else divergence_to_value(order.diverged), order.model,
+        [] if order.diverged is None else divergence_to_value(order.diverged), len(order.model),
     ]  # fmt: skip
 
 
-def play_from(value: list[Any]) -> Play:
-    """Return the order of a decoded codec value. Raises DecodeError."""
+def play_from(value: list[Any], model: bytes = b"") -> Play:
+    """Return the order of a decoded codec value, about a model that came as a file. Raises DecodeError."""
     match value:
         case [
             bytes(spec), bytes(dataset), bytes(state), bytes(root), int(step_from), int(steps), (1 | 2) as side,
-            list(end), (bytes() | None) as secret, list(moves), list(diverged), bytes(model),
+            list(end), (bytes() | None) as secret, list(moves), list(diverged), int(size),
         ] if len(root) == HASH_BYTES and 0 <= step_from < STEPS_MAX and 0 < steps < STEPS_MAX and (
             secret is None or len(secret) == HASH_BYTES
-        ):  # fmt: skip
+        ) and size == len(model):  # fmt: skip
             return Play(
                 decode_spec(spec), dataset, state, root, step_from, steps, Side(side), record_of(end), secret,
                 moves_from(moves), divergence_from_value(diverged) if diverged else None, model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tasks.engines.errors import UnsupportedJob
@@ -9,6 +10,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
+from tasks.programs.running import peak_values
 from tasks.spec import JobSpec
 
 __all__ = ["Needs", "needs_of"]
@@ -26,8 +28,11 @@ STATE_COPIES: Final = 6
 """Encoded states that the node holds at once while one is received, checked and written down."""
 DATASET_COPIES: Final = 3
 MODEL_COPIES: Final = 8
-"""Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64. All tensors of
-a step come on top, as binary64."""
+"""Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64."""
+STEP_BYTES: Final = 16
+"""Of each value that a step of fine-tuning holds at once: as binary64, and as much for what an operator needs."""
+PEAKS_HELD_MAX: Final = 64
+"""Plans whose largest step is known."""
 PASS_BYTES: Final = 12 * 8
 """Of a job that decodes, for each value of the largest tensor of a pass over many places."""
 PASS_VALUES_MAX: Final = 1 << 22
@@ -48,6 +53,11 @@ class Needs(NamedTuple):
         return Needs(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+@lru_cache(maxsize=PEAKS_HELD_MAX)
+def _peak_values(plan: TuningPlan) -> int:
+    return peak_values(plan.program)
+
+
 def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     """Return what the worker of ``spec`` needs while ``open_windows_max`` windows may wait for their verdicts.
 
@@ -62,7 +72,7 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
             ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths)
         ) + DATASET_COPIES * inputs  # fmt: skip
     elif isinstance(plan, TuningPlan):
-        process = MODEL_COPIES * inputs + sum(8 * kind.values for kind in plan.program.types)
+        process = MODEL_COPIES * inputs + STEP_BYTES * _peak_values(plan)
     elif isinstance(plan, GeneratingPlan):
         shape, parameters = plan.shape, 0  # the state's tensors are among those of a step
         largest = shape.batch * shape.widest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -68,13 +69,22 @@ _END_GRACE_S: Final = 1.0
 _KILL_PATIENCE_S: Final = 10.0
 """How long a killed process is waited for: one that hangs in a driver must not hold up the node."""
 _COMMAND_LIMIT_BYTES: Final = 16 * 1024
+_JOB_MEMORY_MIB: Final = 4096
 _SCRATCH_PREFIX: Final = "dekube-job-"
+_WRITE_BYTES: Final = 1 << 24
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _STATES: Final = {"T": "stopped", "t": "traced", "D": "waiting for a device", "S": "asleep", "Z": "ended"}
 
 MoveSource: TypeAlias = trio.MemoryReceiveChannel[MoreMoves]
 """Moves for a process that plays, each after its answer to those before."""
 Listener: TypeAlias = Callable[[ChildFrame], Awaitable[None]]
 """Receives every frame of a job in order; its own run time does not count as the job's."""
+
+
+def _memory_mib() -> int:
+    """Return what one job may have: three quarters of the machine's memory, 4 GiB at least."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return max(_JOB_MEMORY_MIB, whole * 3 // 4)
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class ProcessOptions:
     engine: str = "auto"
     python: str = sys.executable
     child_module: str = CHILD_MODULE
-    memory_mib: int = 4096
+    memory_mib: int = field(default_factory=_memory_mib)
     no_progress_s: float = 300.0
     quiet_s: float = 30.0
     wall_s: float = 24 * 3600.0
@@ -157,12 +167,17 @@ class ProcessBackend:
         scratch = _make_scratch(self._scratch)
         ours, theirs = socket.socketpair()
         their_end, our_end = os.pipe()  # closed however this process ends
+        model = None
         try:
             try:
-                process = self._start(theirs.fileno(), their_end, scratch)
+                if not isinstance(order, RunLinks) and order.model:
+                    model = await trio.to_thread.run_sync(_file_of, order.model)
+                process = self._start(theirs.fileno(), their_end, scratch, model)
             finally:
                 theirs.close()
                 os.close(their_end)
+                if model is not None:
+                    os.close(model)
             try:
                 ours.setblocking(False)
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -183,15 +198,16 @@ class ProcessBackend:
         """See Backend."""
         return 0 if self._scratch is None else await trio.to_thread.run_sync(end_leftovers, self._scratch)
 
-    def _start(self, descriptor: int, lifeline: int, scratch: str) -> _Process:
+    def _start(self, descriptor: int, lifeline: int, scratch: str, model: int | None) -> _Process:
         options = self._options
         return _Process(
             [
                 options.python, "-P", "-s", "-B", "-m", options.child_module,
                 str(descriptor), scratch, options.engine,
                 str(options.memory_mib), str(int(options.wall_s) + 1), str(options.niceness),
+                str(-1 if model is None else model),
             ],
-            stdin=lifeline, pass_fds=(descriptor,), cwd=scratch,
+            stdin=lifeline, pass_fds=(descriptor,) if model is None else (descriptor, model), cwd=scratch,
         )  # fmt: skip
 
 
@@ -426,6 +442,26 @@ class _Watch:
 def _resident_pages(pid: int) -> int:
     with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1])
+
+
+def _file_of(content: bytes) -> int:
+    """Return the descriptor of a file in memory that holds ``content`` and cannot be changed. Blocking.
+
+    A frame has a limit, and would be copied on both sides. The process needs no path for it, so its root stays
+    empty. Raises OSError.
+    """
+    descriptor = os.memfd_create("dekube-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", buffering=0, closefd=False) as file:
+            view, at = memoryview(content), 0
+            while at < len(view):
+                at += file.write(view[at : at + _WRITE_BYTES]) or 0
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _make_scratch(parent: Path | None) -> str:

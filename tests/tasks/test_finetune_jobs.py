@@ -47,7 +47,7 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
     assert check_start(SPEC) == []
     assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
     assert kind_objections(SPEC) == []
-    large = SPEC.changed(model=PART.model._replace(vocabulary=1 << 17, width=1 << 10, head_width=512))
+    large = SPEC.changed(model=PART.model._replace(vocabulary=1 << 18, width=1 << 14, head_width=512))
     assert [found.code for found in kind_objections(large)] == ["model_too_large"]
     rows = read_dataset_facts(bytes(SPEC.inputs()[0].size_bytes))
     assert dataset_objections(SPEC, rows) == []

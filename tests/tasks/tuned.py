@@ -24,11 +24,12 @@ TINY: Final = LlamaShape(
 
 
 def tuned(
-    layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output")
-) -> tuple[JobSpec, TuningPlan, Tuning]:
-    """Return a job, its plan, and the contents of its model and rows."""
+    layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output"),
+    shape: LlamaShape | None = None, segment: int = 2,
+) -> tuple[JobSpec, TuningPlan, Tuning]:  # fmt: skip
+    """Return a job, its plan, and the contents of its model and rows. ``shape`` is another one than the tiny."""
     rates = FinetuneRates(Rates(20_000_000), "cosine", 1, STEPS, NANO)
-    made = tuning(replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
+    made = tuning(shape or replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
     plan = TuningPlan(made.job, rates, bytes(range(32)))
     model, job = made.job.model, made.job
     part = FinetunePart(
@@ -43,8 +44,9 @@ def tuned(
         optimiser=Optimiser("adamw", *rates.adamw),
         rates=RateSchedule(rates.schedule, rates.warmup_steps, rates.clip_nano),
     )  # fmt: skip
+    schedule = Schedule(STEPS, segment, STEPS)
     spec = JobSpec(
-        KIND_FINETUNE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), Schedule(STEPS, 2, STEPS),
+        KIND_FINETUNE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), schedule,
         WORTH // 1000, Requirements(0, 0, 0), 60_000,
     )  # fmt: skip
     return decode_spec(encode_spec(spec)), plan, made

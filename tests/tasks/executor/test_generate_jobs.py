@@ -48,7 +48,7 @@ def test_a_job_that_decodes_comes_back_as_it_was() -> None:
     job = Job.of(SPEC)
     assert Job.decode(job.encode()) == job
     order = Train(job, PROMPTS, None, 3, False, MODEL)
-    assert decode_parent_frame(encode_frame(order)[4:]) == order
+    assert decode_parent_frame(encode_frame(order)[4:], MODEL) == order
     raw = job.encode()
     for at in range(len(raw)):
         try:

@@ -32,6 +32,7 @@ from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job as LiarJob
 from tests.tasks.dispute.liars import lie
 from tests.tasks.programs.engines import engine
+from tests.tasks.programs.test_finetune_units import SMOL
 from tests.tasks.tuned import STEPS, tuned
 
 _SPEC, PLAN, MADE = tuned()
@@ -56,7 +57,11 @@ def test_a_job_that_tunes_a_model_comes_back_as_it_was() -> None:
     job = Job.of(SPEC)
     assert Job.decode(job.encode()) == job
     order = Train(job, ROWS, None, 2, False, MODEL)
-    assert decode_parent_frame(encode_frame(order)[4:]) == order
+    body = encode_frame(order)[4:]
+    assert decode_parent_frame(body, MODEL) == order and len(body) < len(ROWS) + 1_000
+    for other in (b"", MODEL[:-1]):
+        with pytest.raises(DecodeError):
+            decode_parent_frame(body, other)
     raw = job.encode()
     for at in range(len(raw)):
         try:
@@ -149,3 +154,17 @@ async def test_other_blobs_than_the_job_names_end_it_for_good(tmp_path: Path, ro
     with pytest.raises(JobFailed) as caught:
         await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, rows, hand_on, model=model)
     assert caught.value.reason == "dataset_invalid"
+
+
+@pytest.mark.nightly
+async def test_a_model_larger_than_a_frame_is_handed_to_its_process(tmp_path: Path) -> None:
+    """The shape of SmolLM2-135M, random weights: a segment of one step, in the memory that is asked for."""
+    spec, plan, made = tuned(shape=SMOL, segment=1)
+    rows = join_tensors(row_tensors(plan.shape), made.data)
+    model = join_tensors(weight_tensors(plan.shape.model), made.model)
+    assert len(model) > 1 << 28
+    needs = needs_of(spec, open_windows_max=1)
+    assert needs.process < 6 << 30
+    options = ProcessOptions(engine="numpy", memory_mib=needs.process >> 20, no_progress_s=1_800.0)
+    executor = Executor(ExecutorOptions(options), tmp_path)
+    assert await executor.try_task(TASK, spec, rows, model=model) > 0
