@@ -6,7 +6,9 @@ relays' payers, in one history of random choices, through the runtime that nodes
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -19,8 +21,12 @@ from state.primitives.keys import SecretKey
 from state.transition.runtime import Checked, Runtime
 from state.transition.transfer import TRANSFER_KIND
 from state.view.accounts import nonce_of
+from tasks.errors import GroupUnknown
 from tasks.ledger import queries
 from tasks.ledger.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.group_records import group_id_of, load_group, seat_task
+from tasks.ledger.group_transitions import ADD_SEATS, CANCEL_GROUP, CREATE_GROUP
+from tasks.ledger.groups import seats_budget
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, WorkDuty
@@ -55,6 +61,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.state.transition.chain import signed
 from tests.state.transition.test_hostile import FEE, KEYS, Chaos
+from tests.tasks.toywork import start_root
 from tests.tasks.world import DKB, WORTH, found, leaves_of, proof_of, salt, spec, work_of
 
 NONCE = b"n" * 32
@@ -73,6 +80,9 @@ class Everything(Chaos):
         super().__init__(seed)
         self.parameters = read_parameters(TaskParameters, "tasks", self.runtime.genesis)
         self.tasks: list[bytes] = []
+        self.groups: list[bytes] = []
+        self.other = random.Random(seed)
+        """For groups."""
         self.published: dict[tuple[bytes, int], list[SegmentLeaf]] = {}
         self.found: dict[tuple[bytes, bytes, int, bool], tuple[Finding, ...]] = {}
 
@@ -105,7 +115,25 @@ class Everything(Chaos):
         for _ in range(self.draw.randint(0, 4)):
             key = self.draw.choice(KEYS)
             add(key, *self.whim(key))
+        if self.other.random() < 0.1:
+            key = self.other.choice(KEYS)
+            add(key, *self.group_whim(key, nonces.get(key.address, nonce_of(self.state, key.address))))
         return made
+
+    def group_whim(self, key: SecretKey, nonce: int) -> tuple[int, list[Value]]:
+        """Return a new group, the seats that one lacks, or the end of one; it may be another account's."""
+        group = self.other.choice(self.groups) if self.groups else bytes(32)
+        match self.other.randrange(4):
+            case 0 | 1:
+                group = group_id_of(key.address, nonce)
+                self.groups.append(group)
+                self.tasks += [seat_task(group, seat) for seat in range(3)]
+                return CREATE_GROUP, [encode_spec(spec()), 2, 1]
+            case 2:
+                due = seats_budget(spec(), 1, 1, self.parameters)
+                return ADD_SEATS, [group, [start_root(8.0), b""], due]
+            case _:
+                return CANCEL_GROUP, [group]
 
     def work(self, duty: WorkDuty) -> tuple[int, list[Value]]:
         """Return what a worker sends, who lies now and then."""
@@ -174,7 +202,11 @@ def test_no_history_of_everything_makes_or_loses_money_or_stops_the_chain(part: 
             chaos.time_ms += chaos.draw.choice(GAPS_MS)
             chaos.step()  # checks the whole supply
         seen.update(chaos.seen)
+        for group in chaos.groups:
+            with suppress(GroupUnknown):
+                seen[f"group {load_group(chaos.state, group).phase.name}"] += 1
         for phase in Phase:
             seen[phase.name] += len(queries.tasks_by_phase(chaos.state, phase, None, 100).items)
     assert min(seen["applied"], seen["evidence"]) > 5
     assert seen["SETTLED"] + seen["FAILED"] > 0, seen
+    assert any(name.startswith("group ") for name in seen)
