@@ -103,7 +103,7 @@ def state_records(
         verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
         opened=(Opened(1, b"b" * 32, b"s" * 32, b"p" * 32, 7),),
     )  # fmt: skip
-    task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO))
+    task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO), group=b"g" * 33)
     where = "state.transition."
     return {
         "account": StateRecord(
