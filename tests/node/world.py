@@ -50,8 +50,9 @@ PARAMETERS: Final = {
     "tasks.segments_per_sample": 1,
     "tasks.bond_release_ms": 1_000, "tasks.draw_retry_ms": 500, "tasks.samples": 1,
     "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.jury": 1, "tasks.new_windows": 0,
+    "tasks.custody_copies": 0,
 }  # fmt: skip
-"""Times that a slow machine does not miss, and short waits where nothing has to happen."""
+"""Times that a slow machine does not miss, short waits where nothing has to happen, and a jury about results."""
 
 
 class World:
