@@ -37,7 +37,7 @@ _BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
-              f"{', '.join(FORMATS)}. Without a suffix: a folder of adapters.")  # fmt: skip
+              f"{', '.join(FORMATS)}. With --base: a folder of adapters.")  # fmt: skip
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option(
@@ -65,8 +65,9 @@ def result(
       dekube task result 0x1234... --out model.npz
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
     """
-    is_folder = out is not None and out.suffix not in FORMATS
+    is_folder = bool(base)
     if not is_folder:
+        _check_suffix(out)
         check_overwrite(out, yes=yes)
     with session.client() as client:
         is_tuned = isinstance(spec_of(record_of(client, task_id)).part, FinetunePart)
@@ -120,14 +121,20 @@ def _tested(found: TaskResult) -> dict[str, Any]:
     return {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
 
 
+def _check_suffix(out: Path | None) -> None:
+    if out is not None and out.suffix not in FORMATS:
+        raise click.BadParameter(
+            f"{out}: the name must end in {', '.join(FORMATS)}; a folder of adapters needs --base NAME",
+            param_hint="--out",
+        )
+
+
 def _check_folder(out: Path | None, base: str, *, is_tuned: bool, yes: bool) -> None:
     """Check what a folder of adapters needs, before anything is fetched."""
     if not is_tuned:
-        raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
+        raise click.UsageError("--base has an effect for tasks that tune a model alone")
     if not _BASE.fullmatch(base):
-        raise click.UsageError(
-            "A folder of adapters needs --base NAME: the model's name or path, letters, digits and ._/- alone."
-        )
+        raise click.UsageError("--base is the model's name or path: letters, digits and ._/- alone")
     if out is not None and out.exists() and not yes:
         raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
 
