@@ -130,6 +130,29 @@ class TaskResult:
         found = Trainer(classifier_plan(self.spec), dataset, NumpyArrays(), self.state).evaluate()
         return found.right, found.samples
 
+    def completions(self) -> list[list[int]]:
+        """Return the new tokens of each prompt that is done, in the order of the prompts.
+
+        The first end token is the last of a row. Raises NoResult without the prompts or for another kind of job,
+        ResultMismatch if they are not the job's.
+        """
+        from tasks.engines.errors import DatasetInvalid
+        from tasks.engines.generating import completions
+        from tasks.engines.generating_plan import GeneratingPlan
+        from tasks.engines.input_blobs import check_tensors, read_rows
+
+        plan = self.spec.plan()
+        if not isinstance(plan, GeneratingPlan):
+            raise NoResult(f"a job of kind {self.spec.kind} has no completions")
+        if self.dataset is None:
+            raise NoResult("the prompts of the job could not be had")
+        prompts = self.spec.inputs()[0]
+        try:
+            check_tensors(prompts.tensors, prompts.root, self.dataset)
+        except DatasetInvalid as error:
+            raise ResultMismatch(f"the prompts are not those that the job names: {error}") from None
+        return completions(plan.shape, read_rows(plan.shape, self.dataset), self.state)
+
 
 # Questions
 
@@ -612,8 +635,8 @@ def _result(
         state = yield RunBlocking(partial(_check_state, spec, found, data))
         dataset: bytes | None = None
         with suppress(NoResult, GatewayUnreachable):  # the state is there, and would be fetched again
-            if len(spec.inputs()) == 1:  # adapters are tested by those who have the model
-                dataset = yield from _fetch(core, places, spec.dataset.blob, _dataset_limit())
+            if (most := _dataset_limit(spec)) is not None:
+                dataset = yield from _fetch(core, places, spec.dataset.blob, most)
         if dataset is not None and opened is not None:
             dataset = yield RunBlocking(partial(opened.dataset, dataset))
     finally:
@@ -622,11 +645,16 @@ def _result(
     return TaskResult(task, found, spec, state, data, dataset)
 
 
-def _dataset_limit() -> int:
+def _dataset_limit(spec: JobSpec) -> int | None:
+    """Return the most bytes of a data set that is needed for the result, None where none is."""
     from tasks.custody.sealed import sealed_size
     from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+    from tasks.kinds.generate import KIND_GENERATE
 
-    return sealed_size(DATASET_BLOB_BYTES_MAX)
+    if spec.kind == KIND_GENERATE:  # completions begin where prompts end
+        return sealed_size(spec.inputs()[0].size_bytes)
+    # Adapters are tested by those who have the model.
+    return sealed_size(DATASET_BLOB_BYTES_MAX) if len(spec.inputs()) == 1 else None
 
 
 def _output_limit(spec: JobSpec) -> int:

@@ -16,7 +16,6 @@ from state.primitives.manifests import manifest_of
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
 from tasks.engines.tuning import first_state, model_root, rows_root
-from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.finetune import (
     KIND_FINETUNE,
@@ -27,6 +26,7 @@ from tasks.kinds.finetune import (
     RateSchedule,
     RowSet,
 )
+from tasks.kinds.plan import JobPlan
 from tasks.models.llama import Model
 from tasks.models.rows import TokenRows, examples_of, make_rows
 from tasks.models.tokens import Tokeniser
@@ -45,7 +45,16 @@ from tasks.spec import (
     Schedule,
 )
 
-__all__ = ["ModelFiles", "TuningJob", "TuningSettings", "make_tuning"]
+__all__ = [
+    "LazyTokens",
+    "ModelFiles",
+    "TuningJob",
+    "TuningSettings",
+    "base_model",
+    "make_tuning",
+    "name_of",
+    "schedule_of",
+]
 
 SEGMENTS_WANTED: Final = 128
 """Segments of a window: with fewer, checks cost more of its price."""
@@ -100,7 +109,7 @@ class ModelFiles(Protocol):
         """Reads its tokeniser."""
 
 
-class _Lazy:
+class LazyTokens:
     """A model's tokeniser, opened by the first text: rows of numbers need none."""
 
     def __init__(self, opened: ModelFiles) -> None:
@@ -111,10 +120,17 @@ class _Lazy:
         return self._opened.tokeniser()
 
     @property
+    def is_open(self) -> bool:
+        """Whether a text was read."""
+        return "_made" in vars(self)
+
+    @property
     def ends(self) -> frozenset[int]:
+        """See Tokeniser."""
         return self._made.ends
 
     def encode(self, text: str) -> list[int]:
+        """See Tokeniser."""
         return self._made.encode(text)
 
 
@@ -131,7 +147,7 @@ def make_tuning(
         raise UnsupportedJob(f"a model of {size} bytes, and machines run {MODEL_SENT_BYTES_MAX} at most")
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
-    examples = examples_of(data, _Lazy(opened), shape.vocabulary)
+    examples = examples_of(data, LazyTokens(opened), shape.vocabulary)
     rows = make_rows(examples, settings.max_length or shape.context, settings.long_rows)
     unnamed = _part(opened, rows, settings)
     total = settings.steps or -(-settings.epochs * rows.rows // unnamed.batch)
@@ -143,12 +159,12 @@ def make_tuning(
     rows_blob = join_tensors(row_tensors(plan.shape), rows.contents)
     model_blob = join_tensors(weight_tensors(shape), contents)
     part = unnamed._replace(
-        model=unnamed.model._replace(blob=_name_of(model_blob), root=model_root(plan.shape, contents)),
-        dataset=unnamed.dataset._replace(blob=_name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
+        model=unnamed.model._replace(blob=name_of(model_blob), root=model_root(plan.shape, contents)),
+        dataset=unnamed.dataset._replace(blob=name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
     )
     spec = JobSpec(
         KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
-        _schedule(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
+        schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
     dropped = tuple(f"line {line} gives no row: {why}" for line, why in rows.dropped)
     return TuningJob(spec, rows_blob, model_blob, (*dropped, *model.notes))
@@ -157,11 +173,7 @@ def make_tuning(
 def _part(opened: ModelFiles, rows: TokenRows, settings: TuningSettings) -> FinetunePart:
     shape, nothing = opened.shape, bytes(HASH_BYTES)
     return FinetunePart(
-        BaseModel(
-            MODEL_LLAMA, nothing, nothing, shape.vocabulary, shape.width, shape.layers, shape.heads,
-            shape.key_heads, shape.head_width, shape.hidden, shape.context, shape.rotary_base, shape.epsilon_nano,
-            int(shape.tied), int(shape.biased),
-        ),
+        base_model(shape, nothing, nothing),
         RowSet(nothing, nothing, rows.rows, rows.rows, rows.length, rows.slots),
         Adapters(
             settings.rank, settings.alpha, tuple(name for name in PROJECTIONS if name in settings.targets)
@@ -175,7 +187,16 @@ def _part(opened: ModelFiles, rows: TokenRows, settings: TuningSettings) -> Fine
     )  # fmt: skip
 
 
-def _schedule(plan: TuningPlan, total: int, segment_steps: int) -> Schedule:
+def base_model(shape: LlamaShape, blob: bytes, root: bytes) -> BaseModel:
+    """Return what a specification says of a frozen model."""
+    return BaseModel(
+        MODEL_LLAMA, blob, root, shape.vocabulary, shape.width, shape.layers, shape.heads, shape.key_heads,
+        shape.head_width, shape.hidden, shape.context, shape.rotary_base, shape.epsilon_nano, int(shape.tied),
+        int(shape.biased),
+    )  # fmt: skip
+
+
+def schedule_of(plan: JobPlan, total: int, segment_steps: int) -> Schedule:
     """Return segments that a verifier can re-run, and windows whose states a worker can keep."""
     step_ms = -(-plan.step_units // STEP_UNITS_PER_MS)
     wanted = min(max(1, SEGMENT_MS_MAX // step_ms), -(-total // SEGMENTS_WANTED))
@@ -185,5 +206,6 @@ def _schedule(plan: TuningPlan, total: int, segment_steps: int) -> Schedule:
     return Schedule(total, segment, segment * min(SEGMENTS_MAX, states, total // segment))
 
 
-def _name_of(blob: bytes) -> bytes:
+def name_of(blob: bytes) -> bytes:
+    """Return the content address of a blob."""
     return manifest_of(BytesIO(blob)).blob_id

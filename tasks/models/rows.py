@@ -15,7 +15,20 @@ from tasks.models.errors import RowsInvalid
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
 
-__all__ = ["LONG_ROWS", "Example", "TokenRows", "examples_of", "make_rows"]
+__all__ = [
+    "ASSISTANT",
+    "LONG_ROWS",
+    "Example",
+    "TokenRows",
+    "Tokens",
+    "examples_of",
+    "make_rows",
+    "objects_of",
+    "open_turn",
+    "text_of",
+    "tokens_of",
+    "turns_of",
+]
 
 FILE_BYTES_MAX: Final = 256 << 20
 LINE_BYTES_MAX: Final = 4 << 20
@@ -27,7 +40,8 @@ ROLES: Final = ("system", "user", "assistant")
 UNTRAINED_LABEL: Final = -100
 """What a label is where nothing is trained."""
 _BOM: Final = b"\xef\xbb\xbf"
-_TRAINED_ROLE: Final = "assistant"
+ASSISTANT: Final = "assistant"
+"""The role whose turns are trained, and asked for."""
 
 
 class Tokens(Protocol):
@@ -72,6 +86,15 @@ def examples_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Ex
     ``role`` and ``content`` in the form of ChatML, of which the assistant's are trained; or ``text``, all of it;
     or ``input_ids`` below ``vocabulary``, and perhaps ``labels``, in which -100 is not trained.
     """
+    for number, fields in objects_of(data):
+        if "input_ids" in fields and fields.keys() <= {"input_ids", "labels"}:
+            yield _numbered(number, fields, vocabulary)
+        else:
+            yield _example(number, fields, tokens)
+
+
+def objects_of(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and object of each line that is not blank. Raises RowsInvalid, and for a file without one."""
     if len(data) > FILE_BYTES_MAX:
         raise RowsInvalid(f"a file of {len(data)} bytes, at most {FILE_BYTES_MAX}")
     rows = 0
@@ -81,11 +104,7 @@ def examples_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Ex
             rows += 1
             if rows > ROWS_MAX:
                 raise RowsInvalid(f"more than {ROWS_MAX} rows", number)
-            fields = _decoded(number, text)
-            if "input_ids" in fields and fields.keys() <= {"input_ids", "labels"}:
-                yield _numbered(number, fields, vocabulary)
-            else:
-                yield _example(number, fields, tokens)
+            yield number, _decoded(number, text)
     if not rows:
         raise RowsInvalid("a file without a row")
 
@@ -103,7 +122,8 @@ def _decoded(number: int, line: bytes) -> dict[str, Any]:
         raise RowsInvalid(str(fault), number, fault.column) from None
 
 
-def _text(number: int, fields: Mapping[str, Any], name: str) -> str:
+def text_of(number: int, fields: Mapping[str, Any], name: str) -> str:
+    """Return a field of a line that is a text. Raises RowsInvalid."""
     value = fields[name]
     if not isinstance(value, str):
         raise RowsInvalid(f"{name}: a text expected, not {type(value).__name__}", number)
@@ -120,12 +140,12 @@ def _example(number: int, fields: Mapping[str, Any], tokens: Tokens) -> Example:
     parts: list[tuple[list[int], bool]]
     match sorted(fields):
         case ["completion", "prompt"]:
-            prompt, completion = (_text(number, fields, name) for name in ("prompt", "completion"))
+            prompt, completion = (text_of(number, fields, name) for name in ("prompt", "completion"))
             parts = [(tokens.encode(prompt), False), (tokens.encode(completion) + _end(tokens), True)]
         case ["text"]:
-            parts = [(tokens.encode(_text(number, fields, "text")) + _end(tokens), True)]
+            parts = [(tokens.encode(text_of(number, fields, "text")) + _end(tokens), True)]
         case ["messages"]:
-            parts = list(_turns(number, fields["messages"], tokens))
+            parts = list(turns_of(number, fields["messages"], tokens))
         case names:
             raise RowsInvalid(
                 f"fields {', '.join(names)[:80] or 'none'}; prompt and completion, messages, text, or input_ids "
@@ -142,37 +162,54 @@ def _checked(number: int, found: Sequence[tuple[int, bool]]) -> Example:
 
 def _numbered(number: int, fields: Mapping[str, Any], vocabulary: int) -> Example:
     """Return the example of tokens that somebody made, with labels as trainers share them."""
-    tokens = fields["input_ids"]
-    labels = fields.get("labels", tokens)
-    for name, values in (("input_ids", tokens), ("labels", labels)):
-        if not isinstance(values, list) or any(type(value) is not int for value in values):
-            raise RowsInvalid(f"{name}: a list of integers expected", number)
+    tokens = tokens_of(number, fields, vocabulary)
+    labels = _integers(number, fields, "labels") if "labels" in fields else tokens
     if len(labels) != len(tokens):
         raise RowsInvalid(f"{len(labels)} labels for {len(tokens)} input_ids", number)
     for place, (token, label) in enumerate(zip(tokens, labels, strict=True)):
-        if not 0 <= token < vocabulary:
-            raise RowsInvalid(f"input_ids: {token} at place {place}, the vocabulary has {vocabulary}", number)
         if label not in (token, UNTRAINED_LABEL):
             what = f"{token} as in input_ids, or {UNTRAINED_LABEL}"
             raise RowsInvalid(f"labels: {what} expected at place {place}, not {label}", number)
     return _checked(number, [(token, label == token) for token, label in zip(tokens, labels, strict=True)])
 
 
+def _integers(number: int, fields: Mapping[str, Any], name: str) -> list[int]:
+    values = fields[name]
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
+        raise RowsInvalid(f"{name}: a list of integers expected", number)
+    return values
+
+
+def tokens_of(number: int, fields: Mapping[str, Any], vocabulary: int) -> list[int]:
+    """Return the field ``input_ids`` of a line. Raises RowsInvalid."""
+    tokens = _integers(number, fields, "input_ids")
+    for place, token in enumerate(tokens):
+        if not 0 <= token < vocabulary:
+            raise RowsInvalid(f"input_ids: {token} at place {place}, the vocabulary has {vocabulary}", number)
+    return tokens
+
+
 def _end(tokens: Tokens) -> list[int]:
     return sorted(tokens.ends)[:1]
 
 
-def _turns(number: int, messages: Any, tokens: Tokens) -> Iterator[tuple[list[int], bool]]:
+def open_turn(role: str, tokens: Tokens) -> list[int]:
+    """Return what a turn of a chat begins with."""
+    return tokens.encode(f"<|im_start|>{role}\n")
+
+
+def turns_of(number: int, messages: Any, tokens: Tokens) -> Iterator[tuple[list[int], bool]]:
+    """Yield the tokens of a chat, and whether they are the assistant's. Raises RowsInvalid."""
     if not isinstance(messages, list) or not 1 <= len(messages) <= MESSAGES_MAX:
         raise RowsInvalid(f"messages: a list of 1 to {MESSAGES_MAX} expected", number)
     for message in messages:
         if not isinstance(message, dict) or sorted(message) != ["content", "role"]:
             raise RowsInvalid("messages: objects with role and content expected", number)
-        role, content = (_text(number, message, name) for name in ("role", "content"))
+        role, content = (text_of(number, message, name) for name in ("role", "content"))
         if role not in ROLES:
             raise RowsInvalid(f"messages: role {role[:20]!r}; {', '.join(ROLES)} expected", number)
-        yield tokens.encode(f"<|im_start|>{role}\n"), False
-        yield tokens.encode(f"{content}<|im_end|>"), role == _TRAINED_ROLE
+        yield open_turn(role, tokens), False
+        yield tokens.encode(f"{content}<|im_end|>"), role == ASSISTANT
         yield tokens.encode("\n"), False
 
 

@@ -21,9 +21,9 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.group import MEMBERS_MAX, check_seats, post_group, seats_price, tell_posted
+from node.cli.tasks.job_file import make_job, read_job, told_job
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
-from node.cli.tasks.tuning_file import make_job, read_tuning, told_tuning
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_contents, put_digits_of
 from node.market.private_jobs import INPUTS, make_private, put_private
@@ -43,7 +43,7 @@ from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
 if TYPE_CHECKING:
-    from tasks.models.jobs import TuningJob
+    from node.cli.tasks.job_file import MadeJob
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 
@@ -61,7 +61,7 @@ WINDOWS_DEFAULT: Final = 3
 RECIPE: Final = ("--data", "--steps", "--windows", "--widths", "--max-price", "--match-s", "--seed")
 """Defaults for a job without a file."""
 _NOT_TUNED: Final = ("--data", "--steps", "--windows", "--widths")
-"""Those of them that a file of a fine-tuning job says itself."""
+"""Those of them that a file of a job says itself."""
 
 
 class _Recipe(NamedTuple):
@@ -103,7 +103,7 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits of scikit-learn."),
         click.option("--job", "job_file", type=PathName(), metavar="FILE",
-                     help="Fine-tune a model with the rows that FILE (TOML) names (docs/tasks.md)."),
+                     help="Fine-tune or ask a model with the rows that FILE (TOML) names (docs/tasks.md)."),
         click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
                      help="Read the job from FILE: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
@@ -112,10 +112,10 @@ def _recipe_options(function: _Function) -> _Function:
 
 
 class _Made(NamedTuple):
-    """The canonical bytes of a job. One that tunes a model has blobs, which are not uploaded yet."""
+    """The canonical bytes of a job. One of a model has blobs, which are not uploaded yet."""
 
     raw: bytes
-    tuned: TuningJob | None = None
+    tuned: MadeJob | None = None
 
 
 def _job(client: Client, recipe: _Recipe) -> _Made:
@@ -128,7 +128,7 @@ def _job(client: Client, recipe: _Recipe) -> _Made:
         raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
     if recipe.job_file is not None:
         tuned = make_job(
-            read_tuning(recipe.job_file), seed=seed, max_price_per_tera_unit=recipe.max_price,
+            read_job(recipe.job_file), seed=seed, max_price_per_tera_unit=recipe.max_price,
             match_ms=recipe.match_s * 1000,
         )  # fmt: skip
         for note in tuned.notes:
@@ -231,7 +231,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         return
     show_fields(
         {
-            **({} if tuned is None else told_tuning(tuned)),
+            **({} if tuned is None else told_job(tuned)),
             "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
             "work, at the price limit": show_amount(amounts.price),
             "verification, at most": show_amount(amounts.verification),
@@ -365,7 +365,7 @@ def create(
     impossible also if no machine meets its requirements.
 
     With --job a model of the Llama family gets adapters (LoRA). FILE names its folder and a file of JSON lines.
-    Both are read and checked here, and uploaded with the task.
+    Both are read and checked here, and uploaded with the task. With kind "generate" the model continues prompts.
 
     On a chain with custody drawn machines keep the outputs, unless you give --no-custody. Then nobody but
     the worker answers for them.
@@ -381,6 +381,7 @@ def create(
       dekube task create --watch
       dekube task create --members 4 --watch
       dekube task create --job finetune.toml --watch
+      dekube task create --job generate.toml --max-price 0.01 --watch
       dekube task create --private --holders 3
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json

@@ -1,14 +1,15 @@
-"""``dekube task result``: fetches the trained state, verifies its proof and tests it."""
+"""``dekube task result``: fetches the state after a window, verifies its proof, and writes what it holds."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from node.cli.arguments import OUTPUT_FILE, TASK, WholeNumber
+from node.cli.arguments import OUTPUT_FILE, TASK, PathName, WholeNumber
 from node.cli.blobs import download_folder, show_progress
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
@@ -22,35 +23,43 @@ from rpc.client.core import hexed
 from rpc.client.tasks import TaskResult, spec_of
 from state.primitives.errors import ConfigError
 from tasks.custody.sealed import OutputIsGarbage
+from tasks.engines.errors import EngineMissing
 from tasks.engines.tuning_plan import TuningPlan
-from tasks.spec import FinetunePart
+from tasks.kinds.generate import GeneratePart
+from tasks.models.errors import ModelError
+from tasks.spec import FinetunePart, JobSpec
 
 __all__ = ["result"]
 
+COMPLETIONS: Final = ".jsonl"
+"""Suffix of a file of completions."""
 _BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 """As in a receipt (tasks.models.adapters), which needs NumPy."""
 
 
-@only_with(("--yes", "--base"), "--out")
+@only_with(("--yes", "--base", "--model"), "--out")
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
-              f"{', '.join(FORMATS)}. With --base: a folder of adapters.")  # fmt: skip
+              f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters.")  # fmt: skip
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
+@click.option("--model", type=PathName(), metavar="PATH",
+              help=f"For {COMPLETIONS}: the model's folder or GGUF file, to write texts.")  # fmt: skip
 @click.option(
     "--window", type=WholeNumber(0), help="Fetch the state after this window. Default: the last final window."
 )
 @overwrite_option
 @json_option
 def result(
-    session: Session, task_id: bytes, out: Path | None, base: str, window: int | None, yes: bool, as_json: bool
+    session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, window: int | None,
+    yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fetch the trained state, verify its proof and test it.
 
-    The test uses data that the model was not trained on. The node in --home fetches the state.
+    The test of a classifier uses data that the model was not trained on. The node in --home fetches the state.
     It asks the machines that keep it, or the worker. With --rpc, or without that node, the gateway's node
     fetches it. An interrupted download resumes on the next run.
 
@@ -58,21 +67,29 @@ def result(
     machines keep false bytes for the worker, the command asks to show that. --yes confirms it. Shown on chain,
     it proves a lie of the worker.
 
-    The result of fine-tuning is a folder in the layout of PEFT. `dekube verify` checks it.
+    The result of fine-tuning is a folder in the layout of PEFT. `dekube verify` checks it. Completions of
+    prompts are a file of JSON lines, in the order of the prompts.
 
     \b
     Examples:
       dekube task result 0x1234... --out model.npz
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
+      dekube task result 0x1234... --out completions.jsonl --model models/tiny
     """
-    is_folder = bool(base)
+    is_folder, is_lines = bool(base), out is not None and out.suffix == COMPLETIONS and not base
+    if model is not None and not is_lines:
+        raise click.UsageError(f"--model is for a file of completions: --out FILE{COMPLETIONS}")
     if not is_folder:
         _check_suffix(out)
         check_overwrite(out, yes=yes)
     with session.client() as client:
-        is_tuned = isinstance(spec_of(record_of(client, task_id)).part, FinetunePart)
+        spec = spec_of(record_of(client, task_id))
+        is_tuned, is_generated = isinstance(spec.part, FinetunePart), isinstance(spec.part, GeneratePart)
         if is_folder:
-            _check_folder(out, base, is_tuned=is_tuned, yes=yes)
+            _check_folder(out, base, spec, yes=yes)
+        if is_lines and not is_generated:
+            raise click.BadParameter(f"{out}: a task of kind {spec.kind} has no completions", param_hint="--out")
+        decode = None if model is None else _decoder(model, spec)
         say("Fetching the state ...")
         terms = client.custody_terms(task_id)
         key = None if terms is None or terms.is_public else session.key()
@@ -91,6 +108,8 @@ def result(
             raise
     if out is not None and is_folder:
         _write_folder(out, base, found)
+    elif out is not None and is_lines:
+        write_file(out, _completions(found, decode))
     elif out is not None:
         write_file(out, encode_state(found.state, found.spec.plan(), out.suffix))
     answer: dict[str, Any] = {
@@ -101,7 +120,9 @@ def result(
         "proved": True,
         "bytes": len(found.data),
     }
-    if not is_tuned:
+    if is_generated:
+        answer |= _told_completions(found)
+    elif not is_tuned:
         answer |= _tested(found)
     if out is not None:
         answer["file"] = str(out)
@@ -121,17 +142,55 @@ def _tested(found: TaskResult) -> dict[str, Any]:
     return {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
 
 
+def _told_completions(found: TaskResult) -> dict[str, Any]:
+    """Return how many prompts are done, and how many tokens came after them."""
+    part: Any = found.spec.part
+    try:
+        done = found.completions()
+    except NoResult as error:
+        say(f"The completions are not read: {error}")
+        return {"rows": part.dataset.rows, "completed": None}
+    return {"rows": part.dataset.rows, "completed": len(done), "tokens": sum(map(len, done))}
+
+
+def _completions(found: TaskResult, decode: Callable[[Sequence[int]], str] | None) -> bytes:
+    """Return the file of completions. Raises NoResult."""
+    from tasks.models.prompts import completion_lines
+
+    part: Any = found.spec.part
+    done = found.completions()
+    if len(done) < part.dataset.rows:
+        say(f"{len(done)} of {part.dataset.rows} prompts are done after this window, and written.")
+    return completion_lines(done, part.decoding.ends, decode)
+
+
+def _decoder(path: Path, spec: JobSpec) -> Callable[[Sequence[int]], str]:
+    """Return what makes texts of a job's tokens, of the model at ``path``. Raises ConfigError."""
+    from tasks.models.opening import open_model
+
+    part: Any = spec.part
+    try:
+        with open_model(path) as opened:
+            if opened.shape != part.model.shape:
+                raise ConfigError(f"{path}: a model of another shape than the task's; name the one that was asked")
+            return opened.tokeniser().decode
+    except ModelError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except EngineMissing as error:
+        raise ConfigError(str(error)) from None
+
+
 def _check_suffix(out: Path | None) -> None:
-    if out is not None and out.suffix not in FORMATS:
+    if out is not None and out.suffix not in (*FORMATS, COMPLETIONS):
+        names = ", ".join([*FORMATS, COMPLETIONS])
         raise click.BadParameter(
-            f"{out}: the name must end in {', '.join(FORMATS)}; a folder of adapters needs --base NAME",
-            param_hint="--out",
+            f"{out}: the name must end in {names}; a folder of adapters needs --base NAME", param_hint="--out"
         )
 
 
-def _check_folder(out: Path | None, base: str, *, is_tuned: bool, yes: bool) -> None:
+def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> None:
     """Check what a folder of adapters needs, before anything is fetched."""
-    if not is_tuned:
+    if not isinstance(spec.part, FinetunePart):
         raise click.UsageError("--base has an effect for tasks that tune a model alone")
     if not _BASE.fullmatch(base):
         raise click.UsageError("--base is the model's name or path: letters, digits and ._/- alone")

@@ -19,6 +19,8 @@ from node.cli.terminal import printable
 from node.market.posting import next_of
 from rpc.client.core import hexed
 from rpc.client.results import Bill, BillLine
+from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.generate import KIND_GENERATE
 from tasks.ledger.lifecycle import Phase
 
 __all__ = ["bill", "list_", "proof", "show_", "show_bill"]
@@ -116,7 +118,6 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
         show({"task": record, "history": changes, "windows": windows})
         return
     spec = record["spec"]
-    schedule = spec["schedule"]
     show_fields(
         {
             "phase": f"{record['phase']} ({record['reason'].replace('_', ' ')})",
@@ -124,9 +125,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "worker": record["worker"],
             "price": f"{show_amount(int(record['price_per_tera_unit']))} {PER_TERA_UNIT}, at most "
             f"{show_amount(int(spec['max_price_per_tera_unit']))}",
-            "job": f"{spec['kind']} {spec['model']['name']} {'-'.join(map(str, spec['model']['widths']))} in "
-            f"{counted(schedule['total_steps'], 'step')}, batch {spec['batch']}, {spec['optimiser']['name']}, "
-            f"{spec['profile']}",
+            "job": _job(spec),
             "data set": spec["dataset"]["blob"],
             "windows": f"{record['final_windows']} of {record['windows']} final, "
             f"{record['proved_windows']} proved",
@@ -148,6 +147,23 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     show_rows(rows, ("height", "phase", "why", "by"), as_json=False, title="\nHistory")
     _show_proofs(windows)
     _show_verdicts(windows)
+
+
+def _job(spec: Mapping[str, Any]) -> str:
+    """Return what a task computes, in one line."""
+    model, data = spec["model"], spec["dataset"]
+    steps = f"{counted(spec['schedule']['total_steps'], 'step')}, batch {spec['batch']}"
+    shape = f"{spec['kind']} {model['name']}"
+    layers = counted(model.get("layers", 0), "layer")
+    if spec["kind"] == KIND_GENERATE:
+        new, decoding = counted(spec["decoding"]["new_tokens"], "token"), spec["decoding"]["name"]
+        asked = f"{counted(data['rows'], 'prompt')}, {new} each at most"
+        return f"{shape} of {layers}: {asked}, in {steps}, {decoding}, {spec['profile']}"
+    if spec["kind"] == KIND_FINETUNE:
+        shape += f" of {layers}: {counted(data['rows'], 'row')}, rank {spec['adapters']['rank']}"
+    else:
+        shape += f" {'-'.join(map(str, model['widths']))}"
+    return f"{shape} in {steps}, {spec['optimiser']['name']}, {spec['profile']}"
 
 
 def _claim(record: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from node.chain.tx_gossip import decode_batch, encode_batch
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
-from node.cli.tasks.tuning_file import read_tuning
+from node.cli.tasks.job_file import read_job
 from node.cli.transactions import read_possession
 from node.home.config import (
     dump_options,
@@ -109,6 +109,15 @@ long_rows = "truncate"
 [lora]
 rank = 2
 targets = ["v_proj", "query"]
+"""
+
+
+GENERATING = b"""kind = "generate"
+model = "model"
+data = "prompts.jsonl"
+new_tokens = 4
+batch = 2
+ends = [2, 7]
 """
 
 
@@ -358,8 +367,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         (ConfigError, ValueError), memory=400,
     )  # fmt: skip
     yield "tuning file", Target(
-        of_file("tune.toml", read_tuning), (TUNING,),
-        ("node.cli.tasks.tuning_file:read_tuning", "node.cli.tasks.tuning_file:_Fields.__init__"),
+        of_file("job.toml", read_job), (TUNING, GENERATING),
+        ("node.cli.tasks.job_file:read_job", "node.cli.tasks.job_fields:JobFields.__init__"),
         (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "light client's file", Target(

@@ -57,6 +57,7 @@ from tasks.models.adapters import Receipt, check_folder
 from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.gguf import read_gguf
 from tasks.models.huggingface import Checkpoint, ends_of, shards_of
+from tasks.models.prompts import prompts_of
 from tasks.models.rows import examples_of, make_rows
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.programs.finetune import FinetuneShape, row_tensors
@@ -233,6 +234,10 @@ def _rows(data: bytes) -> None:
     make_rows(examples_of(data, _Letters(), 100), 32, "truncate")
 
 
+def _prompts(data: bytes) -> None:
+    prompts_of(data, _Letters(), 100, 32)
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "job specification",
@@ -344,6 +349,14 @@ def targets() -> Iterator[tuple[str, Target]]:
             memory=160,
         ),
     )
+    yield "prompts' file", Target(
+        _prompts,
+        (
+            b'{"prompt": "a"}\n{"input_ids": [5, 6]}\n',
+            b'{"messages": [{"role": "user", "content": "a"}]}\n',
+        ),
+        ("tasks.models.prompts:prompts_of",), (RowsInvalid,), memory=160,
+    )  # fmt: skip
     yield (
         "dataset",
         Target(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.cli.tasks.tuning_file import make_job, read_tuning
+from node.cli.tasks.job_file import make_job, read_job
 from state.primitives.errors import ConfigError
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def made(folder: Path) -> Any:
     return make_job(
-        read_tuning(folder / "tune.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+        read_job(folder / "tune.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
     )
 
 
@@ -75,7 +75,7 @@ def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
         ("1e-2", "0", "tune.toml: the job cannot run: "),
         ("rank = 2", "rank = 1000", "tune.toml: the job cannot run: adapters of rank 1000"),
         ('"v_proj"', '"lm_head"', "tune.toml: line 10: targets: a list of some of query"),
-        ("[lora]", 'kind = "train"\n[lora]', "tune.toml: line 7: kind: only finetune"),
+        ("[lora]", 'kind = "train"\n[lora]', "tune.toml: line 7: kind: finetune or generate expected"),
         ("[lora]", 'long_rows = "split"\n[lora]', "tune.toml: line 7: long_rows: refuse, truncate, drop expected"),
         ("[lora]", "max_length = 17\n[lora]", "tune.toml: the job cannot run: rows of 17 tokens"),
         ("[lora]", "max_length = 3\n[lora]", "rows.jsonl: line 1: 5 tokens, at most 4"),

@@ -1,0 +1,193 @@
+"""Files of decoding jobs: what they describe, what their workers make of them, and the file of completions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli.tasks.generating_file import told_generating
+from node.cli.tasks.job_file import make_job, read_job
+from node.cli.tasks.result import _completions, _decoder, _told_completions
+from node.cli.tasks.views import _job
+from rpc.client import NoResult, ResultMismatch
+from rpc.client.tasks import TaskResult
+from rpc.methods.jobs import spec_to_json
+from state.primitives.errors import ConfigError
+from tasks.engines.generating import Generator, first_state
+from tasks.engines.input_blobs import check_tensors, read_model, read_rows
+from tasks.ledger.screening import check_start
+from tasks.models.decoding import Decoder
+from tasks.models.generating import GeneratingJob
+from tasks.models.opening import open_model
+from tasks.spec import Schedule, decode_spec, encode_spec
+from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.programs.engines import engine
+from tests.tasks.tuned import TINY, tuned
+
+PROMPTS = [[1, 2, 3, 4, 5], [7], [3, 4], [9, 8, 7]]
+FILE = """
+kind = "generate"
+model = "model"
+data = "prompts.jsonl"
+new_tokens = 4
+batch = 2
+ends = [12, 7]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"input_ids": one}) for one in PROMPTS))
+    (tmp_path / "ask.toml").write_text(FILE)
+    return tmp_path
+
+
+def made(folder: Path) -> GeneratingJob:
+    job = make_job(read_job(folder / "ask.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000)
+    assert isinstance(job, GeneratingJob)
+    return job
+
+
+def result_after(job: GeneratingJob, steps: int, *, dataset: bytes | None) -> TaskResult:
+    """Return the result after ``steps`` steps, computed as a worker does from the job's blobs alone."""
+    plan: Any = job.spec.plan()
+    run = Generator(
+        plan,
+        read_model(plan.shape, job.model),
+        read_rows(plan.shape, job.rows),
+        engine("numpy"),
+        first_state(plan),
+    )
+    run.run_segment(steps)
+    window: Any = None  # of the chain: nothing of it is written to the file
+    return TaskResult(b"t" * 32, window, job.spec, run.state(), b"", dataset)
+
+
+def lines(content: bytes) -> list[Any]:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def test_a_job_is_made_of_a_model_and_prompts(folder: Path) -> None:
+    job = made(folder)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    for given, blob in zip(job.spec.inputs(), (job.rows, job.model), strict=True):
+        check_tensors(given.tensors, given.root, blob)
+    part: Any = job.spec.part
+    assert (part.dataset.rows, part.dataset.length, part.batch) == (4, 5, 2)
+    assert part.decoding == ("greedy", 4, (7, 12))
+    assert job.spec.schedule == Schedule(16, 1, 16) and job.notes == ()
+    assert told_generating(job)["prompts"] == "4 rows of 5 tokens at most, 2 at a time"
+    assert told_generating(job)["completions"] == "4 tokens a row at most; end tokens: 7, 12"
+    shown = _job(spec_to_json(job.spec))
+    assert shown == (
+        "generate llama of 1 layer: 4 prompts, 4 tokens each at most, in 16 steps, batch 2, greedy, exact/2"
+    )
+    assert _job(spec_to_json(tuned()[0])).startswith("finetune llama of 1 layer: 4 rows, rank ")
+    (folder / "ask.toml").write_text(FILE.replace("batch = 2", "").replace("ends = [12, 7]", ""))
+    part = made(folder).spec.part
+    assert (part.batch, part.decoding.ends) == (4, ())
+
+
+def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder: Path) -> None:
+    job = made(folder)
+    with open_model(folder / "model") as opened:
+        wanted = Decoder(opened.load(), engine("numpy")).decode(PROMPTS, 4, frozenset({7, 12})).tokens
+    whole = result_after(job, 16, dataset=job.rows)
+    assert lines(_completions(whole, None)) == [
+        {"row": row, "output_ids": one, "ended": one[-1] in (7, 12)} for row, one in enumerate(wanted)
+    ]
+    assert _told_completions(whole) == {"rows": 4, "completed": 4, "tokens": sum(map(len, wanted))}
+    half = result_after(job, 11, dataset=job.rows)  # the second batch is under way
+    texts = lines(_completions(half, lambda tokens: "".join(chr(0xE0 + token) for token in tokens)))
+    assert [line["output_ids"] for line in texts] == wanted[:2]
+    assert texts[0]["text"] == "".join(chr(0xE0 + token) for token in wanted[0])
+    lacking = result_after(job, 16, dataset=None)
+    assert _told_completions(lacking) == {"rows": 4, "completed": None}
+    with pytest.raises(NoResult, match="prompts"):
+        _completions(lacking, None)
+    with pytest.raises(ResultMismatch, match="root"):
+        _completions(result_after(job, 16, dataset=bytes(len(job.rows))), None)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("new_tokens = 4", "new_tokens = 4 5", "ask.toml: not valid TOML (Expected newline"),
+        ("new_tokens = 4", "epochs = 4", "ask.toml: line 5: epochs is no field; there are kind, model"),
+        ("new_tokens = 4", "new_tokens = 4\n[lora]\nrank = 2", "ask.toml: line 6: lora is no field"),
+        ("new_tokens = 4", "new_tokens = 0", "ask.toml: line 5: new_tokens: a whole number of 1 or more"),
+        ("new_tokens = 4", "new_tokens = 17", "ask.toml: the job cannot run: new_tokens is 17, and the model"),
+        ("new_tokens = 4", "new_tokens = 13", "prompts.jsonl: line 1: 5 tokens, at most 4: shorten it, or lower"),
+        ("batch = 2", "batch = 3", "4 prompts are no whole batches of 3: set batch to 2, or add 2"),
+        ("[12, 7]", "[12, 12]", "ask.toml: line 7: ends: a list of 8 token numbers at most"),
+        ("[12, 7]", "[-1]", "ask.toml: line 7: ends: a list of 8 token"),
+        ("[12, 7]", "7", "ask.toml: line 7: ends: a list expected"),
+        ("[12, 7]", "[40]", "ask.toml: the job cannot run: end tokens: up to 8 of the vocabulary"),
+        ('"generate"', '"ask"', "ask.toml: line 2: kind: finetune or generate expected"),
+        ('data = "prompts.jsonl"', "", "ask.toml: data is missing"),
+        ("prompts.jsonl", "none.jsonl", "none.jsonl: No such file"),
+        ('model = "model"', 'model = "none"', "none: config.json: not readable"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_named_with_its_line(folder: Path, was: str, now: str, why: str) -> None:
+    assert was in FILE
+    (folder / "ask.toml").write_text(FILE.replace(was, now))
+    with pytest.raises(ConfigError) as caught:
+        made(folder)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"input_ids": [40]}', "input_ids: 40 at place 0, the vocabulary has 40"),
+        ('{"input_ids": [true]}', "input_ids: a list of integers expected"),
+        ('{"input_ids": []}', "a prompt without a token"),
+        ('{"input_ids": [1], "labels": [1]}', "fields input_ids, labels; one of prompt, messages and input_ids"),
+        ('{"prompt": 5}', "prompt: a text expected, not int"),
+        ('{"prompt": "a", "prompt": "b"}', "not valid JSON: duplicate name"),
+        ('{"messages": []}', "messages: a list of 1 to"),
+    ],
+)
+def test_wrong_prompts_are_named_with_their_line(folder: Path, line: str, why: str) -> None:
+    (folder / "prompts.jsonl").write_text('{"input_ids": [1, 2]}\n\n' + line)
+    with pytest.raises(ConfigError, match=r"prompts.jsonl: line 3[:,]") as caught:
+        made(folder)
+    assert why in str(caught.value)
+
+
+def test_a_number_of_prompts_that_nothing_divides_is_told(folder: Path) -> None:
+    text = "\n".join(json.dumps({"input_ids": [one]}) for one in range(11))
+    (folder / "prompts.jsonl").write_text(text)
+    (folder / "ask.toml").write_text(FILE.replace("batch = 2", ""))
+    job = made(folder)
+    part: Any = job.spec.part
+    assert part.batch == 1 and "11 prompts are decoded one at a time" in job.notes[0]
+
+
+def test_text_goes_in_and_out_with_the_tokeniser_of_the_model(folder: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers (extra models) IS NOT INSTALLED: TEXT WAS NOT READ")
+    letters = {chr(code): at for at, code in enumerate(range(ord("a"), ord("z") + 1), 2)}
+    (folder / "model" / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "model": {"type": "BPE", "vocab": letters | {"<|end|>": 1}, "merges": []},
+        "added_tokens": [{
+            "id": 1, "content": "<|end|>", "special": True, "single_word": False, "lstrip": False,
+            "rstrip": False, "normalized": False,
+        }],
+    }))  # fmt: skip
+    (folder / "prompts.jsonl").write_text('{"prompt": "ab"}\n{"prompt": "abc"}')
+    (folder / "ask.toml").write_text(FILE.replace("ends = [12, 7]", ""))
+    job = made(folder)
+    part: Any = job.spec.part
+    assert (part.dataset.length, part.decoding.ends) == (3, (1,))
+    assert "".join(_decoder(folder / "model", job.spec)([2, 3, 1]).split()) == "ab"
+    with pytest.raises(ConfigError, match="another shape"):
+        _decoder(folder / "model", tuned(layers=2)[0])
+    (folder / "prompts.jsonl").write_text('{"messages": [{"role": "assistant", "content": "ab"}]}')
+    with pytest.raises(ConfigError, match=r"line 1: messages: the last one is the assistant's"):
+        made(folder)
