@@ -12,6 +12,9 @@ import pytest
 
 from node.daemon.admin import TABLE
 from node.process.control import ControlRefused, ask_node
+from tasks.engines.arrays import NumpyArrays
+from tasks.models.decoding import Decoder
+from tasks.models.opening import open_model
 from tasks.models.safetensors import read_safetensors
 from tests.cluster.network import Network, dekube, network, run_here, wait_for
 from tests.rpc.validate import validate
@@ -23,6 +26,8 @@ pytestmark = pytest.mark.cluster
 ACCURACY_MIN = 0.75
 """After 100 steps. Eight seeds gave 0.856 to 0.897, a guess is right for 0.1."""
 TRIES = 5
+PROMPTS = [[row % 40, row // 5, 3][: 1 + row % 3] for row in range(176)]
+"""22 batches of 6 places: with less work a check would cost too much of it."""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,26 @@ def test_a_model_is_fine_tuned_and_its_folder_proves_itself(net: Network, tmp_pa
     matrices = read_safetensors((folder / "adapter_model.safetensors").read_bytes())
     for name in matrices.tensors:  # all B begin with zeros
         assert any(matrices.content_of(name)), name
+
+
+@pytest.mark.nightly
+def test_a_model_continues_prompts_and_its_completions_are_the_decoder_s(net: Network, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"input_ids": one}) for one in PROMPTS))
+    job = tmp_path / "ask.toml"
+    job.write_text('kind = "generate"\nmodel = "model"\ndata = "prompts.jsonl"\nnew_tokens = 4\nends = [7]\n')
+
+    made = ask(net, "task", "create", "--job", job, "--max-price", 10_000, "--seed", "test")
+    assert ask(net, "task", "watch", made["task"], "--timeout", 120)["phase"] == "settled"
+    file = tmp_path / "completions.jsonl"
+    told = ask(net, "task", "result", made["task"], "--out", file)
+    assert (told["proved"], told["rows"], told["completed"]) == (True, len(PROMPTS), len(PROMPTS))
+    with open_model(tmp_path / "model") as opened:
+        wanted = Decoder(opened.load(), NumpyArrays()).decode(PROMPTS, 4, frozenset({7})).tokens
+    assert [json.loads(line)["output_ids"] for line in file.read_text().splitlines()] == wanted
+    shown = dekube("task", "show", made["task"], "--home", net.root / "validator-0").stdout
+    assert "176 prompts, 4 tokens each at most, in 132 steps, batch 8, greedy" in shown
 
 
 def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:
