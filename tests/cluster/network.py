@@ -69,7 +69,8 @@ class Network:
         command = ["testnet", "up", "--dir", str(self.root), "--base-port", str(self.base_port)]
         if "--faucet" not in self.options:
             command.append("--no-faucet")  # a process less for tests of other things
-        if WITH_TRIALS[-1] not in self.options:
+        # A network that a test has laid out has the parameters of its plan: others would have it made anew.
+        if WITH_TRIALS[-1] not in self.options and not (self.root / PLAN_FILE).exists():
             command += ["--parameter", "tasks.trial_ms=0"]  # else no task is matched in the first ten seconds
         self._process = subprocess.Popen(
             [sys.executable, "-m", "node", *command, *self.options, *more],

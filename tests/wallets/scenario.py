@@ -451,7 +451,7 @@ class Play:
             await self._write_in_vain(job.requester, name, self._task, "0", reason=reason)
         for name, (args, reason) in (WITHOUT_DISPUTE | WITHOUT_CUSTODY).items():
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
-        await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="custody_off")
+        await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="wrong_phase")
         for name, (args, reason) in WITHOUT_INPUTS.items():
             await self._write_in_vain(job.requester, name, self._task, *args, reason=reason)
         await self._write(
