@@ -27,6 +27,8 @@ from tests.cluster.ports import free_ports
 
 WITH_TRIALS: Final = ("--parameter", f"tasks.trial_blocks={1 << 40}")
 """Options of a network whose machines have speed trials, but no rounds of them: its tests kill machines."""
+NO_TRIALS: Final = "tasks.trial_ms"
+"""The parameter that is 0 where machines have no speed trials."""
 PATIENCE_S = 60.0
 """For what must happen at all; how fast it must happen is measured in times of blocks."""
 
@@ -69,9 +71,11 @@ class Network:
         command = ["testnet", "up", "--dir", str(self.root), "--base-port", str(self.base_port)]
         if "--faucet" not in self.options:
             command.append("--no-faucet")  # a process less for tests of other things
-        # A network that a test has laid out has the parameters of its plan: others would have it made anew.
-        if WITH_TRIALS[-1] not in self.options and not (self.root / PLAN_FILE).exists():
-            command += ["--parameter", "tasks.trial_ms=0"]  # else no task is matched in the first ten seconds
+        # A network that a test has laid out keeps the parameters of its plan: with others it would be made anew.
+        plan = self.root / PLAN_FILE
+        known = json.loads(plan.read_text())["parameters"] if plan.exists() else {NO_TRIALS: 0}
+        if WITH_TRIALS[-1] not in self.options and known.get(NO_TRIALS) == 0:
+            command += ["--parameter", f"{NO_TRIALS}=0"]  # else no task is matched in the first ten seconds
         self._process = subprocess.Popen(
             [sys.executable, "-m", "node", *command, *self.options, *more],
             stdout=subprocess.PIPE,

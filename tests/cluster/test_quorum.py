@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from node.home.keys import load_key, read_passphrase
-from node.home.load import load_genesis, load_node_options
+from node.home.load import load_genesis
 from node.home.paths import Home
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
+from testnet.cluster import lay_out
+from testnet.plan import COIN, derive_key
 from tests.cluster.network import Network, dekube, network, parameters
 
 pytestmark = pytest.mark.cluster
@@ -23,11 +24,6 @@ LEADER_MS = 1_000
 HALTED_S = 2 * (LEADER_MS + 2 * LEADER_MS) / 1_000
 """Twice both timers of a view."""
 ALL = [f"validator-{i}" for i in range(4)]
-
-
-def member_key(net: Network, name: str) -> SecretKey:
-    home = Home(net.root / name)
-    return load_key(home.path(load_node_options(home).keys.account), read_passphrase(home.path("keys/passphrase")))
 
 
 def payment(key: SecretKey, net: Network, nonce: int) -> str:
@@ -41,7 +37,15 @@ def payment(key: SecretKey, net: Network, nonce: int) -> str:
 
 def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: Path) -> None:
     root = tmp_path / "net"
-    with network(root, "--no-task", "--workers", "0", *parameters(10_000, leader_ms=LEADER_MS)) as net:
+    words = parameters(10_000, leader_ms=LEADER_MS)[1::2]
+    numbers = {name: int(number) for name, number in (word.split("=") for word in words)}
+    # Members send transactions of their own, which some pools have and others have not: they pay nothing here.
+    payer = derive_key(1, "payer")
+    with network(root, "--no-task", "--workers", "0") as net:
+        lay_out(
+            root, validators=4, workers=0, seed=1, base_port=net.base_port, parameters=numbers,
+            allocations=((payer.address, COIN),),
+        )  # fmt: skip
         net.start("--without", "validator-2", "--without", "validator-3")
         net.wait_up()
         assert [net.state(name) for name in ALL] == ["running", "running", "absent", "absent"]
@@ -59,7 +63,6 @@ def test_a_network_needs_three_of_four_and_survives_the_death_of_all(tmp_path: P
         halted_at = max(net.height("validator-0"), net.height("validator-3")) + 1  # votes may have been under way
         time.sleep(HALTED_S)
         assert max(net.height("validator-0"), net.height("validator-3")) <= halted_at
-        payer = member_key(net, "validator-2")  # which does nothing itself meanwhile
         who = "0x" + payer.address.hex()
         nonce = net.call("validator-0", "dekube_getNonce", who)["nonce"]
         sent = net.submit("validator-0", payment(payer, net, nonce))
