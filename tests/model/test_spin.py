@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -20,13 +22,20 @@ FOUND_AT = {
 }
 """Where a change shows soon, and whether the faulty seat has to speak in a good network."""
 
+
+def first_of(cases: Iterable[Any]) -> list[Any]:
+    """All cases; those after the first are marked nightly."""
+    first, *others = cases
+    return [first, *(pytest.param(case, marks=pytest.mark.nightly) for case in others)]
+
+
 needs_spin = pytest.mark.skipif(
     not is_installed(), reason="spin is not installed: liveness is checked by the explicit check alone"
 )
 
 
 @needs_spin
-@pytest.mark.parametrize("faulty_leads", POSITIONS)
+@pytest.mark.parametrize("faulty_leads", first_of(POSITIONS))
 def test_a_block_becomes_final_once_the_network_is_good(faulty_leads: int) -> None:
     found = check(faulty_leads)
     assert found.is_live
@@ -34,7 +43,7 @@ def test_a_block_becomes_final_once_the_network_is_good(faulty_leads: int) -> No
 
 
 @needs_spin
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", first_of(CHANGES))
 def test_a_changed_rule_can_stop_the_chain(change: str) -> None:
     faulty_leads, talks_on = FOUND_AT[change]
     assert not check(faulty_leads, talks_on=talks_on, change=change).is_live

@@ -153,7 +153,9 @@ def test_a_challenger_of_a_right_segment_has_no_move(steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
+@pytest.mark.parametrize(
+    "served", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["served", "on-chain"]
+)
 def test_a_challenger_that_leads_to_any_right_step_proves_nothing(served: bool) -> None:
     """It claims to have other records from there on, and another probe in the step."""
     honest = _segment(20)

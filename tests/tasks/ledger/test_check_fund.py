@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import pytest
+
 from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import Action
@@ -24,6 +26,7 @@ def is_proved(windows: int, record: TaskRecord) -> bool:
     return record.next_window >= windows
 
 
+@pytest.mark.nightly
 def test_windows_that_stand_on_a_silent_workers_cost_the_fund_nothing_when_they_are_void() -> None:
     """The first worker never opens its window. Its friends prove others on it, which are checked and then void."""
     world = World(parameters=LONG)

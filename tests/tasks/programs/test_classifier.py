@@ -82,7 +82,7 @@ def scores(run: Run, rows: np.ndarray, activation: str) -> np.ndarray:
     return values
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_the_digits_as_well_as_the_first_profile() -> None:
     """97 to 98 of 100 right answers, as before."""
     data = make_dataset("digits")

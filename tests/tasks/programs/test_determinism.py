@@ -81,9 +81,9 @@ def test_no_setting_of_the_machine_changes_a_bit(name: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"OMP_NUM_THREADS": "1"},
+        pytest.param({"OMP_NUM_THREADS": "1"}, marks=pytest.mark.nightly),
         {"OMP_NUM_THREADS": "2"},
-        {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
+        pytest.param({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -109,7 +109,7 @@ def claimants(arena: Arena, count: int, bond: int, *, is_frank: bool) -> list[Cl
 
 
 @pytest.mark.parametrize("is_frank", [True, False], ids=["plays", "silent"])
-@pytest.mark.parametrize("bond", [40 * DKB, 10 * DKB])
+@pytest.mark.parametrize("bond", [40 * DKB, pytest.param(10 * DKB, marks=pytest.mark.nightly)])
 def test_a2_machines_that_claim_that_jobs_diverge_end_none_and_lose_bonds(bond: int, is_frank: bool) -> None:
     """A word of two of them ended 7 of 16 tasks, for gas."""
     claimed = 0
@@ -136,7 +136,7 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
     assert score.mean_milli <= 0 and score.honest_loss_milli == 0
 
 
-@pytest.mark.parametrize("copies", [0, 2])
+@pytest.mark.parametrize("copies", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) -> None:
     """There the chain asks no jury; where there is no custody the same requester costs workers their bonds."""
     griefer = next(strategy for strategy in STRATEGIES if strategy.name == "griefing requester")
@@ -156,7 +156,9 @@ def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) 
     assert gain <= 0 or not copies
 
 
-@pytest.mark.parametrize("segments", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "segments", [pytest.param(0.1, marks=pytest.mark.nightly), 0.5, pytest.param(1.0, marks=pytest.mark.nightly)]
+)
 def test_a9_a_third_of_the_bonds_gains_nothing_by_forging(segments: float) -> None:
     """Windows whose whole draw is of friends are paid; others cost the bond."""
     setting: Setting = {"share": 33, "windows": 1.0, "segments": segments, "honest_first": 0}
@@ -214,7 +216,7 @@ def test_a13_jobs_whose_data_set_is_a_stray_file_do_not_pause_machines_for_other
     assert waited is not None and waited <= 10_000
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others(number: int) -> None:
     """Each decline doubled the pause of a machine: a job that came after them waited 26 minutes."""
     arena = Arena(number)
@@ -247,7 +249,7 @@ def test_a13_three_machines_of_a_rival_delay_a_task_by_minutes_and_end_it_not() 
 
 
 @pytest.mark.parametrize("escape", ["plays", "silent", "unopened"])
-@pytest.mark.parametrize(("bribe", "ask"), [(0.2, 0.5), (0.4, 1.0)])
+@pytest.mark.parametrize(("bribe", "ask"), [(0.2, 0.5), pytest.param(0.4, 1.0, marks=pytest.mark.nightly)])
 def test_n5_bribing_whoever_is_drawn_is_dearer_than_working(bribe: float, ask: float, escape: str) -> None:
     """Also where a verifier asks half of its share in the bond; who runs segments again asks its fee."""
     setting: Setting = {
@@ -272,6 +274,7 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows(answ
     assert gain("withholding worker", setting, CHEAP, 8) <= 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("answers", [False, True], ids=["silent", "answers"])
 def test_n9_without_that_rule_the_same_worker_gains(answers: bool) -> None:
     setting: Setting = {
@@ -295,7 +298,7 @@ def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> 
     assert gain("withholding worker", setting, DEAR, 8) <= 0
 
 
-@pytest.mark.parametrize("ransom", [0.5, 0.9])
+@pytest.mark.parametrize("ransom", [0.5, pytest.param(0.9, marks=pytest.mark.nightly)])
 def test_n15_custodians_that_deliver_to_nobody_gain_nothing_by_a_ransom(ransom: float) -> None:
     """Both are friends in one market of ten. Each lost a bond of one window, now that of the whole task.
 
@@ -346,6 +349,7 @@ def test_n4_a_worker_that_is_cut_off_for_a_day_loses_little_and_the_cutter_is_no
     assert max(present.honest_loss_milli, absent.honest_loss_milli) <= 500
 
 
+@pytest.mark.nightly
 def test_n4_cutting_rivals_lines_for_half_an_hour_at_an_opening_gains_no_more_than_at_another_time() -> None:
     """Who is not there is no rival in a call. With 30 minutes to open late it was 0.56 of a window's price."""
     setting: Setting = {"share": 20, "at": "opening", "minutes": 35, "cuts": 4}

@@ -216,7 +216,7 @@ def test_the_best_settings_come_first() -> None:
     assert best(found, 2) == [jobs[1], jobs[2]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_absent_rule_makes_a_market_that_runs() -> None:
     cast = BY_NAME["colluding set"].cast
     assert cast is not None
