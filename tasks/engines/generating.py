@@ -156,7 +156,8 @@ class Generator(Steps):
         table = self._arrays.store(self._state[MADE]).astype(np.int64)
         made, lengths = table[rows], self._lengths[rows]
         known = max(1, int(lengths.min()) - place)
-        if self._guess is not None:
+        # A row without a prompt first reads column 0 before that step has written it: no guess may stand there.
+        if self._guess is not None and (place or lengths.all()):
             guessed = max(0, min(self._guessed_to - self.step, count))
             made[:, place : place + guessed] = self._guess[rows, place : place + guessed]
             known = max(known, guessed)

@@ -137,6 +137,26 @@ def test_a_wrong_guess_changes_nothing(seed: int, changes: int) -> None:
     assert found.state() == right.state()
 
 
+def test_a_guess_is_not_read_by_the_first_step_of_a_row_without_a_prompt() -> None:
+    """Whoever checks a false claim of end tokens, which repeat themselves, finds what was right."""
+    made = generation(SMALL, ends=(3,))
+    lengths = np.frombuffer(made.data[LENGTHS], dtype="<i4").copy()
+    lengths[: made.shape.batch] = 0
+    data = {**made.data, LENGTHS: lengths.tobytes()}
+
+    def of(claimed: TrainingState | None) -> Generator:
+        return Generator(
+            made.plan, made.model, data, engine("numpy"), first_state(made.plan), claimed=claimed
+        )  # fmt: skip
+
+    right = of(None)
+    segment, steps = right.run_segment(made.shape.steps), made.shape.steps
+    ends = np.full((made.shape.rows, made.shape.places), 3, dtype="<i2")
+    found = of(TrainingState(steps, {**right.state().tensors, MADE: ends.tobytes()}))
+    assert found.run_segment(steps) == segment
+    assert found.state() == right.state()
+
+
 def test_a_right_guess_is_checked_in_one_pass_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made, passes = generation(SMALL), list[int]()
     whole = run(made)
