@@ -25,7 +25,7 @@ from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["FILES", "Receipt", "adapter_folder", "check_folder", "check_state", "receipt_of"]
+__all__ = ["BASE", "FILES", "Receipt", "adapter_folder", "check_folder", "check_state", "receipt_of"]
 
 ADAPTERS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"
@@ -38,7 +38,8 @@ STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _KIND: Final = "finetune"
 _ROOT: Final = re.compile(r"0x[0-9a-f]{64}")
-_BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+"""Name or path of the model that loads adapters."""
 _PARAMETER: Final = "parameter/"
 _MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
 _AGAIN: Final = "Fetch the result again"
@@ -85,7 +86,7 @@ class Receipt:
                 "model_root": model, "rows_root": rows, "step": int(step), "state_root": state,
                 "shape": dict(shape), "moments": dict(moments),
             } if (
-                len(value) == 10 and type(step) is int and 0 <= step < STEP_MAX and _BASE.fullmatch(base)
+                len(value) == 10 and type(step) is int and 0 <= step < STEP_MAX and BASE.fullmatch(base)
             ):  # fmt: skip
                 found = cls(
                     None if task is None else _unhex(task), base, _unhex(model), _unhex(rows), step, _unhex(state),
@@ -137,7 +138,7 @@ def receipt_of(
     task: bytes | None,
 ) -> Receipt:
     """Return the receipt of a state. Raises FolderInvalid for a name of a model that no file can carry."""
-    if not _BASE.fullmatch(base):
+    if not BASE.fullmatch(base):
         raise FolderInvalid(f"{base[:40]!r} is not the name of a model: letters, digits and ._/- are allowed")
     roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(shape).items()}
     return Receipt(

@@ -30,6 +30,7 @@ from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
 from rpc.client.results import TaskQuote
+from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SecretKey
@@ -60,7 +61,7 @@ WINDOWS_DEFAULT: Final = 3
 
 RECIPE: Final = ("--data", "--steps", "--windows", "--widths", "--max-price", "--match-s", "--seed")
 """Defaults for a job without a file."""
-_NOT_TUNED: Final = ("--data", "--steps", "--windows", "--widths")
+_SAID_BY_FILE: Final = ("--data", "--steps", "--windows", "--widths")
 """Those of them that a file of a job says itself."""
 
 
@@ -103,7 +104,7 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits of scikit-learn."),
         click.option("--job", "job_file", type=PathName(), metavar="FILE",
-                     help="Fine-tune or ask a model with the rows that FILE (TOML) names (docs/tasks.md)."),
+                     help="Fine-tune or prompt the model that FILE (TOML) names (docs/tasks.md)."),
         click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
                      help="Read the job from FILE: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
@@ -111,29 +112,29 @@ def _recipe_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-class _Made(NamedTuple):
-    """The canonical bytes of a job. One of a model has blobs, which are not uploaded yet."""
+class _Unposted(NamedTuple):
+    """The canonical bytes of a job, and what was made of a file with --job: its blobs are not uploaded yet."""
 
     raw: bytes
-    tuned: MadeJob | None = None
+    made: MadeJob | None = None
 
 
-def _job(client: Client, recipe: _Recipe) -> _Made:
+def _job(client: Client, recipe: _Recipe) -> _Unposted:
     """Return the job, of which nothing is uploaded yet."""
     if recipe.spec_file is not None:
-        return _Made(read_spec(recipe.spec_file))
+        return _Unposted(read_spec(recipe.spec_file))
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     if not 0 < recipe.max_price <= PRICE_MAX:
         most = show_amount(PRICE_MAX)
         raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
     if recipe.job_file is not None:
-        tuned = make_job(
+        made = make_job(
             read_job(recipe.job_file), seed=seed, max_price_per_tera_unit=recipe.max_price,
             match_ms=recipe.match_s * 1000,
         )  # fmt: skip
-        for note in tuned.notes:
+        for note in made.notes:
             say(f"Note: {note}.")
-        return _Made(encode_spec(tuned.spec), tuned)
+        return _Unposted(encode_spec(made.spec), made)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
             f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: the steps of each window "
@@ -160,7 +161,7 @@ def _job(client: Client, recipe: _Recipe) -> _Made:
         decode_spec(raw)
     except DekubeError as error:
         raise ConfigError(f"the job cannot run: {error}") from None
-    return _Made(raw)
+    return _Unposted(raw)
 
 
 def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: bytes) -> Job:
@@ -180,7 +181,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 
 @only_with(("--yes",), "--save")
 @not_with((*RECIPE, "--job"), "--spec")
-@not_with(_NOT_TUNED, "--job")
+@not_with(_SAID_BY_FILE, "--job")
 @click.command()
 @reading_options
 @_recipe_options
@@ -199,7 +200,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     """
     check_overwrite(save, yes=yes, option="--save")
     with session.client() as client:
-        raw, tuned = _job(client, recipe)
+        raw, made = _job(client, recipe)
         amounts = client.quote_task(raw)
     job = decode_spec(raw)
     objections = _objections(job, amounts)
@@ -231,7 +232,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         return
     show_fields(
         {
-            **({} if tuned is None else told_job(tuned)),
+            **({} if made is None else told_job(made)),
             "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
             "work, at the price limit": show_amount(amounts.price),
             "verification, at most": show_amount(amounts.verification),
@@ -251,13 +252,18 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     )
     if save is not None:
         create = next_command("task", "create", "--spec", save)
-        if tuned is not None:  # that uploads its blobs too
-            seed = ("--seed", recipe.seed) if recipe.seed else ()
-            create = next_command("task", "create", "--job", recipe.job_file or "", *seed)
+        if made is not None:  # that uploads its blobs too
+            create = next_command("task", "create", "--job", recipe.job_file or "", *_terms(recipe))
         click.echo(f"\nThe job is in {save}. Post it: {create}")
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
+
+
+def _terms(recipe: _Recipe) -> tuple[object, ...]:
+    """Return the options of a job that its file does not have."""
+    seed = ("--seed", recipe.seed) if recipe.seed else ()
+    return "--max-price", format_units(recipe.max_price, DECIMALS), "--match-s", recipe.match_s, *seed
 
 
 _CUSTODY_OF: Final = {
@@ -325,7 +331,7 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @only_with(("--spares",), "--members")
 @not_with(("--custody", "--no-custody", "--private", "--keep-input", "--holders"), "--members")
 @not_with((*RECIPE, "--job"), "--spec")
-@not_with((*_NOT_TUNED, "--dataset"), "--job")
+@not_with((*_SAID_BY_FILE, "--dataset"), "--job")
 @click.command()
 @session_options
 @_recipe_options
@@ -388,15 +394,17 @@ def create(
     """
     key = session.key()
     with session.client() as client:
-        raw, tuned = _job(client, recipe)
+        raw, made = _job(client, recipe)
         spec = decode_spec(raw)
         plain = None
         if is_private or keeps_input or holders:
-            plain = plain_dataset(spec, dataset) if tuned is None else tuned.rows
-        private = _Private(session, client, key, spec, plain, holders, threshold) if is_private and plain else None
+            plain = plain_dataset(spec, dataset) if made is None else made.rows
+        private = None
+        if is_private and plain is not None:
+            private = _Private(session, client, key, spec, plain, holders, threshold)
         if private is not None:
             spec, raw = private.job.spec, encode_spec(private.job.spec)
-        if tuned is None and spec.dataset.blob != DIGITS_BLOB:
+        if made is None and spec.dataset.blob != DIGITS_BLOB:
             for given in spec.inputs()[0 if private is None else 1 :]:
                 _tell_of_data(client, given.blob)
         quoted = client.quote_task(raw)
@@ -418,8 +426,8 @@ def create(
         }
 
         def bring() -> None:
-            if tuned is not None:
-                blobs = (tuned.model, tuned.rows) if private is None else (tuned.model,)
+            if made is not None:
+                blobs = (made.model, made.rows) if private is None else (made.model,)
                 put_contents(
                     client, blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +32,6 @@ __all__ = ["result"]
 
 COMPLETIONS: Final = ".jsonl"
 """Suffix of a file of completions."""
-_BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-"""As in a receipt (tasks.models.adapters), which needs NumPy."""
 
 
 @only_with(("--yes", "--base", "--model"), "--out")
@@ -190,9 +187,11 @@ def _check_suffix(out: Path | None) -> None:
 
 def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> None:
     """Check what a folder of adapters needs, before anything is fetched."""
+    from tasks.models.adapters import BASE
+
     if not isinstance(spec.part, FinetunePart):
         raise click.UsageError("--base has an effect for tasks that tune a model alone")
-    if not _BASE.fullmatch(base):
+    if not BASE.fullmatch(base):
         raise click.UsageError("--base is the model's name or path: letters, digits and ._/- alone")
     if out is not None and out.exists() and not yes:
         raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")

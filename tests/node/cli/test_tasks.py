@@ -31,6 +31,8 @@ from tasks.ledger.group_transitions import CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.transitions import CREATE_TASK, RESUME_TASK
 from tasks.spec import encode_spec
 from tests.tasks.executor.helpers import make_spec
+from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.tuned import TINY
 
 KEY = SecretKey(b"k" * 32)
 JOB = make_spec()
@@ -292,6 +294,22 @@ KEPT_LINES = (
         amount=10**15, document={},
     ),
 )  # fmt: skip
+
+
+def test_a_quote_of_a_file_names_the_command_that_posts_the_same_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    (tmp_path / "prompts.jsonl").write_text('{"input_ids": [1, 2]}')
+    (tmp_path / "ask.toml").write_text(
+        'kind = "generate"\nmodel = "model"\ndata = "prompts.jsonl"\nnew_tokens = 4'
+    )
+    terms = ("--max-price", "0.02", "--match-s", "60", "--seed", "mine")
+    file, saved = tmp_path / "ask.toml", tmp_path / "job.json"
+    done = run(monkeypatch, Requested(), "quote", "--job", file, "--save", saved, "--home", tmp_path, *terms)
+    assert f"dekube task create --job {file} {' '.join(terms)} --home {tmp_path}" in done.stdout
+    assert json.loads(saved.read_text())["max_price_per_tera_unit"] == str(2 * 10**16)
 
 
 def test_a_quote_shows_copies_time_and_price_of_the_custody_of_outputs_and_of_the_data_set(
