@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -529,6 +530,8 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
         if options.ready_file is not None:
             options.ready_file.parent.mkdir(parents=True, exist_ok=True)
             options.ready_file.write_text(json.dumps({"pid": os.getpid(), "port": port}))
+        # uvicorn raises the signal that ended it once more. By default that would end the process before the rest.
+        signal.signal(signal.SIGTERM, server.handle_exit)
         try:
             await server.serve(listeners)
         finally:
@@ -536,3 +539,5 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
                 watch.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
             book.close()
+            if options.ready_file is not None:
+                options.ready_file.unlink(missing_ok=True)

@@ -453,6 +453,7 @@ async def faucet(path: Path, it: Gateway, *options: object) -> AsyncIterator[Fau
         process.terminate()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(process.wait)
+    assert process.returncode == 0 and not ready.exists(), "SIGTERM ends it in order"
 
 
 @asynccontextmanager
