@@ -20,8 +20,9 @@ from tasks.programs.program import Computation, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
-    "LINKS_MAX", "SAMPLES_MAX", "WIDTHS", "ShownLink", "first_state", "link_program", "link_units", "next_state",
-    "positions_of", "result_digest", "root_of", "show", "shown_from_value", "shown_to_value", "shows", "width_of",
+    "LINKS_MAX", "SAMPLES_MAX", "WIDTHS", "ShownLink", "are_right", "first_state", "link_program", "link_units",
+    "next_state", "positions_of", "result_digest", "root_of", "show", "shown_from_value", "shown_to_value",
+    "shows", "width_of",
 ]  # fmt: skip
 
 WIDTHS: Final = (64, 128, 256, 512, 1024, 2048)
@@ -101,6 +102,11 @@ def result_digest(result: bytes) -> bytes:
 def next_state(before: bytes, result: bytes) -> bytes:
     """Return the state after a link: ``result`` is the digest of its program's result."""
     return digest(b"trial-link", before + result)
+
+
+def are_right(links: Sequence[tuple[bytes, bytes]], results: Sequence[bytes]) -> bool:
+    """Tell whether links, each with its states before and after, have these digests of results."""
+    return all(next_state(before, result) == after for (before, after), result in zip(links, results, strict=True))
 
 
 def root_of(states: Sequence[bytes]) -> bytes:

@@ -129,7 +129,7 @@ def _measured(node: dict[str, Any]) -> str | None:
         how = "checked" if trial["checked"] else "not checked"
         parts.append(f"{node['measured_rate'] / 10**9:.1f} * 10^9 units/s counts, {how}")
     if trial["phase"] != "idle":
-        parts.append(f"a trial is {trial['phase']}")
+        parts.append(f"trial under way: {trial['phase']}")
     elif node["measured_rate"] is None and trial["ask_from_ms"]:
         parts.append(f"the next trial can begin at {show_time(trial['ask_from_ms'])}")
     return "; ".join(parts)

@@ -16,7 +16,6 @@ from node.market.cancellation import Abandoned, work_while
 from node.market.trial_chains import TrialChains
 from node.market.wallet import Wallet
 from state.primitives.errors import DekubeError
-from state.primitives.hashing import HASH_BYTES
 from tasks.executor.service import Executor
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRole, is_available, load_node
@@ -29,7 +28,7 @@ from tasks.ledger.trials import (
     measured_rate,
     trials_to_judge,
 )
-from tasks.trials import LINKS_MAX, next_state, positions_of, root_of, show, shown_to_value
+from tasks.trials import LINKS_MAX, are_right, next_state, positions_of, root_of, show, shown_to_value
 
 __all__ = ["ChainLost", "SpeedTrials", "stop_ms"]
 
@@ -58,10 +57,10 @@ class Duty(NamedTuple):
 
 
 def stop_ms(lost_ms: int, parameters: TaskParameters) -> int:
-    """Return how long after the begin of its trial a machine stops to compute; it lost ``lost_ms`` of that.
+    """Return how long after the begin of its trial a machine stops computing; it lost ``lost_ms`` of that.
 
-    The slack is for two blocks and the lines: half of it is left for the commitment. Time beyond the slack counts.
-    So a machine that lost much, by a start or the loading of its engine, computes so long that this decides little
+    The slack is for two blocks and the network: half of it is left for the commitment. Time beyond the slack
+    counts. So a machine that lost much time, say to load its engine, computes longer: the loss then changes little
     of what is measured.
     """
     usual_ms = parameters.trial_ms + parameters.trial_slack_ms // 2
@@ -81,7 +80,7 @@ class SpeedTrials:
         self._parameters = parameters
         self._chains = TrialChains(folder)
         self._begun: dict[bytes, float] = {}
-        """When trials began, by seed, on the clock of this process."""
+        """When the trial of this machine began, by its seed, on the clock of this process."""
         self.committed = self.missed = self.judged = self.found_wrong = 0
         """Trials since the start: own ones, computed or not; those of others, and how many of these were wrong."""
 
@@ -178,18 +177,14 @@ class SpeedTrials:
         await self._wallet.send(SHOW_TRIAL, [[shown_to_value(show(states, at)) for at in wanted]])
 
     async def judge(self, record: TrialRecord) -> None:
-        """Run the links that another machine shows, and say what they give."""
-        parts = [record.shown[at : at + HASH_BYTES] for at in range(0, len(record.shown), HASH_BYTES)]
-        befores, afters = tuple(parts[::2]), parts[1::2]
+        """Run the links that another machine shows, and answer with their results."""
+        befores = tuple(before for before, _ in record.shown_links)
         results = await work_while(
             self._ledger, partial(self._stands, record),
             partial(self._executor.check_links, record.seed, record.width, befores),
         )  # fmt: skip
         await self._wallet.send(JUDGE_TRIAL, [record.address, list(results)])
-        is_right = all(
-            next_state(before, result) == after
-            for before, result, after in zip(befores, results, afters, strict=True)
-        )
+        is_right = are_right(record.shown_links, results)
         self.judged += 1
         self.found_wrong += not is_right
         _log.info("a speed trial was checked", machine=record.address, right=is_right)

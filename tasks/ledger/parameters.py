@@ -324,10 +324,10 @@ class TaskParameters:
     trial_samples: int = 4
     """Links of a trial that are checked."""
     trial_fee: int = 5 * 10**14
-    """Pay of a verifier whose word decides a trial; the machine pays it twice, for a second one."""
+    """Pay of a verifier whose answer decides a trial; the machine pays it twice, for a second one."""
     trial_fine: int = 5 * 10**16
     """Burned of the bond of a machine that does not show what it committed to, or whose links are wrong, and of a
-    verifier whose word is another one than that which decides."""
+    verifier whose answer is another one than that which decides."""
 
     # Groups
     group_members_max: int = 64

@@ -1,7 +1,7 @@
 """Speed trials of machines: when one is due, its record, its check, the rate that counts (market.md R47 to R49).
 
 A trial has a record under the machine's address. The chain begins it, the machine commits to what it did, a later
-beacon draws a verifier and links, the machine shows these, and the verifier says what it computes for them.
+beacon draws a verifier and links, the machine shows these, and the verifier answers with the results it computes.
 
 Trials by lot come in rounds: one machine cannot answer for several that are tried at the same time (R75).
 """
@@ -45,7 +45,7 @@ from tasks.ledger.registry import (
     wake_at,
 )
 from tasks.ledger.reputation import mark_failure
-from tasks.trials import SAMPLES_MAX, ShownLink, link_units, next_state, positions_of, shows, width_of
+from tasks.trials import SAMPLES_MAX, ShownLink, are_right, link_units, positions_of, shows, width_of
 
 __all__ = [
     "TRIALS_PER_BLOCK_MAX", "TRIAL_EVENTS", "TRIAL_LIMIT_BYTES", "TrialPhase", "TrialRecord", "ask_trial",
@@ -58,8 +58,8 @@ TRIALS_PER_BLOCK_MAX: Final = 8
 """Steps of trials in a block that are due by time, as many by height, and trials that begin in a round."""
 CHECKS_MAX: Final = 5
 """Verifiers that are drawn for a trial, one after the other."""
-WORDS_NEEDED: Final = 2
-"""Words of verifiers that decide, where a first one found a link wrong."""
+ANSWERS_NEEDED: Final = 2
+"""Equal answers of verifiers that decide, if the first verifier found a link wrong."""
 ROUND_ARCS: Final = 257
 """Parts of the index that a round visits in an order of its own. A prime: no distance is likelier."""
 ROUND_LIMIT_BYTES: Final = 64
@@ -69,7 +69,7 @@ RENEW_NUMERATOR, RENEW_DENOMINATOR = 5, 6
 """Part of a rate's validity after which a trial begins in any case."""
 _SPREAD: Final = 1 << 64
 _RIGHT: Final = b"\x01"
-"""A verifier's word that links are right. Nothing: it gave none in time. Else the digest of what it computed."""
+"""A verifier's answer for right links. Empty: it gave none in time. Otherwise the digest of its results."""
 _TABLE: Final = bytes([Table.TRIAL])
 _ROUND: Final = _TABLE
 """Key of the round of trials that is under way."""
@@ -103,7 +103,7 @@ class TrialEnding(IntEnum):
 
     CHECKED = 1
     UNCHECKED = 2
-    """Nobody could be drawn, or nobody who was drawn said anything."""
+    """Nobody could be drawn, or no verifier answered, or one found the links right and others did not."""
     MISSED = 3
     """The machine did not commit to anything in time."""
     NOT_SHOWN = 4
@@ -119,7 +119,7 @@ class TrialRecord(NamedTuple):
 
     ``height`` is that of the present phase. ``counted_ms`` is the time that counts for ``links``. ``lot`` decides
     which of them are checked, ``shown`` has their states before and after, one behind the other. ``used`` are the
-    verifiers drawn, the present one last; ``words`` are what those before it said. ``rate`` was measured at
+    verifiers drawn, the present one last; ``answers`` are of those before it. ``rate`` was measured at
     ``measured_ms``, 0 for never; ``is_checked`` tells whether a verifier agreed. ``begun_ms`` is when the last
     trial began, ``due_ms`` when the next step is due, 0 for a step that waits for a height.
 
@@ -140,7 +140,7 @@ class TrialRecord(NamedTuple):
     lot: bytes
     shown: bytes
     used: tuple[bytes, ...]
-    words: tuple[bytes, ...]
+    answers: tuple[bytes, ...]
     rate: int
     measured_ms: int
     is_checked: int
@@ -148,6 +148,12 @@ class TrialRecord(NamedTuple):
     cap: int
     cap_ms: int
     misses: int
+
+    @property
+    def shown_links(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The states before and after each link that the machine shows."""
+        states = [self.shown[at : at + HASH_BYTES] for at in range(0, len(self.shown), HASH_BYTES)]
+        return tuple(zip(states[::2], states[1::2], strict=True))
 
     @property
     def verifier(self) -> bytes:
@@ -174,15 +180,15 @@ def find_trial(state: Reader, address: bytes) -> TrialRecord | None:
 
 def _trial(address: bytes, value: Any) -> TrialRecord:
     head, (phase, *numbers) = items_of(value, list, list)
-    seed, root, lot, shown, used, words = items_of(head, bytes, bytes, bytes, bytes, list, list)
+    seed, root, lot, shown, used, answers = items_of(head, bytes, bytes, bytes, bytes, list, list)
     (
         phase, height, begun, due, width, links, counted, rate, at, checked, is_round, cap, cap_ms, misses,
     ) = items_of([phase, *numbers], *[int] * 14)  # fmt: skip
-    names, said = items_of(used, *[bytes] * len(used)), items_of(words, *[bytes] * len(words))
+    names, said = items_of(used, *[bytes] * len(used)), items_of(answers, *[bytes] * len(answers))
     if not all(len(name) == ADDRESS_BYTES for name in names):
         raise DecodeError("not an address")
-    if len(said) > len(names) or not all(len(word) in (0, len(_RIGHT), HASH_BYTES) for word in said):
-        raise DecodeError("not words of verifiers")
+    if len(said) > len(names) or not all(len(each) in (0, len(_RIGHT), HASH_BYTES) for each in said):
+        raise DecodeError("not answers of verifiers")
     if len(shown) > 2 * HASH_BYTES * SAMPLES_MAX or len(shown) % (2 * HASH_BYTES):
         raise DecodeError("not states of links")
     return TrialRecord(
@@ -193,7 +199,7 @@ def _trial(address: bytes, value: Any) -> TrialRecord:
 
 def _encoded(record: TrialRecord) -> bytes:
     texts: list[Value] = [
-        record.seed, record.root, record.lot, record.shown, list(record.used), list(record.words),
+        record.seed, record.root, record.lot, record.shown, list(record.used), list(record.answers),
     ]  # fmt: skip
     numbers: list[Value] = [
         int(record.phase), record.height, record.begun_ms, record.due_ms, record.width, record.links,
@@ -287,7 +293,7 @@ def _begin(state: Overlay, node: NodeRecord, block: BlockContext, emit: Callable
     until_ms = block.steady_ms + parameters.trial_ms + parameters.trial_step_ms
     record = before._replace(
         phase=TrialPhase.RUNNING, height=block.height, begun_ms=block.steady_ms, due_ms=until_ms, seed=seed,
-        width=width, links=0, root=b"", counted_ms=0, lot=b"", shown=b"", used=(), words=(),
+        width=width, links=0, root=b"", counted_ms=0, lot=b"", shown=b"", used=(), answers=(),
         is_round=int(is_round),
     )  # fmt: skip
     _save(state, before, record)
@@ -436,7 +442,7 @@ def _on_due(
             _fine(state, address, parameters.trial_fine, block, emit, parameters)
             _end(state, record, TrialEnding.NOT_SHOWN, block, emit, parameters)
         case TrialPhase.JUDGING:
-            _draw_verifier(state, record._replace(words=(*record.words, b"")), block, emit, parameters)
+            _draw_verifier(state, record._replace(answers=(*record.answers, b"")), block, emit, parameters)
         case TrialPhase.DRAWING:
             raise AssertionError("a draw waits for a height")
 
@@ -498,7 +504,7 @@ def _draw_verifier(
             if is_available(other, block.steady_ms, parameters) and barred.isdisjoint(other.parties)
         ]
     if not pool:
-        is_doubted = any(record.words) and _RIGHT not in record.words
+        is_doubted = any(record.answers) and _RIGHT not in record.answers
         ending = TrialEnding.DOUBTED if is_doubted else TrialEnding.UNCHECKED
         _end(state, record, ending, block, emit, parameters)
         return
@@ -542,32 +548,31 @@ def judge_trial(
 ) -> None:  # fmt: skip
     """Take the digests of the results that a verifier computed for the links shown.
 
-    Nobody who did not compute them can say that links are right. Where the first word finds one wrong, two that
-    agree decide. Raises WrongPhase, NotYours, BadEvidence.
+    Who did not compute them cannot answer that links are right. If the first answer finds one wrong, two equal
+    answers decide. Raises WrongPhase, NotYours, BadEvidence.
     """
     record = find_trial(state, machine)
     if record is None or record.phase is not TrialPhase.JUDGING:
         raise WrongPhase("no trial of the machine is to be judged")
     if sender != record.verifier:
         raise NotYours("the sender is not the verifier that was drawn")
-    states = [record.shown[at : at + HASH_BYTES] for at in range(0, len(record.shown), HASH_BYTES)]
-    if len(digests) * 2 != len(states):
-        raise BadEvidence(f"{len(digests)} results for {len(states) // 2} links")
-    links = zip(states[::2], states[1::2], digests, strict=True)
-    is_right = all(next_state(before, result) == after for before, after, result in links)
-    word = _RIGHT if is_right else digest(b"trial-word", b"".join(digests))
-    record = record._replace(words=(*record.words, word))
-    by_word: dict[bytes, list[bytes]] = {}
-    for verifier, said in zip(record.used, record.words, strict=True):
-        by_word.setdefault(said, []).append(verifier)
-    by_word.pop(b"", None)
-    agreeing = by_word.pop(word)
-    if len(agreeing) < WORDS_NEEDED and (by_word or not is_right):
+    links = record.shown_links
+    if len(digests) != len(links):
+        raise BadEvidence(f"{len(digests)} results for {len(links)} links")
+    is_right = are_right(links, digests)
+    answer = _RIGHT if is_right else digest(b"trial-word", b"".join(digests))
+    record = record._replace(answers=(*record.answers, answer))
+    by_answer: dict[bytes, list[bytes]] = {}
+    for verifier, given in zip(record.used, record.answers, strict=True):
+        by_answer.setdefault(given, []).append(verifier)
+    by_answer.pop(b"", None)
+    agreeing = by_answer.pop(answer)
+    if len(agreeing) < ANSWERS_NEEDED and (by_answer or not is_right):
         _draw_verifier(state, record, block, emit, parameters)
         return
     for verifier in agreeing:
         _pay(state, verifier, parameters)
-    for others in by_word.values():
+    for others in by_answer.values():
         for verifier in others:
             _fine(state, verifier, parameters.trial_fine, block, emit, parameters)
     if not is_right:
@@ -591,7 +596,7 @@ def _fine(
     parameters: TaskParameters,
 ) -> None:  # fmt: skip
     """Count a failure, and burn a fine of a machine's bond: bounded in a day, never below the least bond (R9)."""
-    if load_node(state, address) is None:  # a verifier that has left since it spoke
+    if load_node(state, address) is None:  # a verifier that has left since it answered
         return
     mark_failure(state, address, block.steady_ms, emit, parameters)
     taken = bounded_fine(state, address, fine, block.steady_ms, parameters)
@@ -611,7 +616,7 @@ def _end(
     renew_ms = parameters.trial_valid_ms * RENEW_NUMERATOR // RENEW_DENOMINATOR
     after = record._replace(
         phase=TrialPhase.IDLE, height=block.height, due_ms=block.steady_ms + renew_ms, lot=b"", shown=b"", used=(),
-        words=(), rate=rate, measured_ms=block.steady_ms, is_checked=int(ending is TrialEnding.CHECKED),
+        answers=(), rate=rate, measured_ms=block.steady_ms, is_checked=int(ending is TrialEnding.CHECKED),
     )  # fmt: skip
     if record.is_round and rate:
         after = after._replace(cap=rate, cap_ms=block.steady_ms, misses=0)

@@ -579,7 +579,7 @@ def test_what_an_hour_of_a_machine_costs_is_shown(
         ),
         (
             {"measured_rate": None, "trial": {"phase": "running", "checked": False, "ask_from_ms": 1}},
-            "none: it is offered nothing; a trial is running",
+            "none: it is offered nothing; trial under way: running",
         ),
         (
             {"measured_rate": None, "trial": {"phase": "idle", "checked": False, "ask_from_ms": NOW_MS}},

@@ -60,7 +60,7 @@ def rate_of(world: World, machine: Machine) -> int | None:
 
 
 async def test_a_machine_is_tried_and_checked_and_then_gets_the_job_although_both_restart(world: World) -> None:
-    """It restarts in the middle of its chain, and again when it has committed; the verifier before its word."""
+    """It restarts in the middle of its chain, and again when it has committed; the verifier before its answer."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
     folder = worker.home.jobs.parent / "trials"
