@@ -29,7 +29,7 @@ from tasks.engines.builtin_datasets import _digit_rows, make_dataset
 from tasks.ledger.group_records import group_id_of
 from tasks.ledger.group_transitions import CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.transitions import CREATE_TASK, RESUME_TASK
-from tasks.spec import encode_spec
+from tasks.spec import JobSpec, encode_spec
 from tests.tasks.executor.helpers import make_spec
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
@@ -164,12 +164,17 @@ def run(monkeypatch: pytest.MonkeyPatch, client: Requested, *arguments: object) 
     return done
 
 
+def job_file(folder: Path, job: JobSpec = JOB) -> Path:
+    file = folder / "job"
+    file.write_bytes(encode_spec(job))
+    return file
+
+
 @pytest.mark.parametrize(("held", "tells"), [(True, False), (False, True), (None, False)])
 def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_posted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool | None, tells: bool
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held)
     done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--json")
     assert client.asked == ["is_held", "create_task"], "told, and not refused"
@@ -180,8 +185,7 @@ def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_post
 def test_a_group_is_posted_with_all_its_seats_shown_and_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     posting = ("create", "--spec", file, "--home", tmp_path, "--yes")
     done = run(monkeypatch, client, *posting, "--members", 11, "--spares", 2, "--json")
@@ -217,8 +221,7 @@ def test_a_group_is_posted_with_all_its_seats_shown_and_cancelled(
 def test_a_group_that_cannot_be_is_refused_before_anything_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     with pytest.raises(click.UsageError):
         run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--yes", *arguments)
@@ -237,8 +240,7 @@ def test_a_group_that_cannot_be_is_refused_before_anything_is_sent(
 def test_a_job_that_nobody_can_do_is_refused_before_anything_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Any, known: list[tuple[str, str]], told: str
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(job))
+    file = job_file(tmp_path, job)
     client = Requested(held=True)
     client.objections = known
     for verb in ("quote", "create"):
@@ -255,8 +257,7 @@ def test_a_job_that_nobody_can_do_is_refused_before_anything_is_locked(
 def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     client.notices = [("price_below_all", "its highest price is below what every machine asks")]
     client.reported = SimpleNamespace(reason="job_diverged", height=7, worker=b"", task=b"t" * 32, times=2)
@@ -269,8 +270,7 @@ def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
 def test_a_quote_shows_the_limit_and_what_recent_calls_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     unpriced = run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path)
     assert "price limit" in unpriced.stdout and "recent calls" not in unpriced.stdout
@@ -315,8 +315,7 @@ def test_a_quote_of_a_file_names_the_command_that_posts_the_same_job(
 def test_a_quote_shows_copies_time_and_price_of_the_custody_of_outputs_and_of_the_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     assert "custody" not in run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path).stdout
     client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
@@ -328,8 +327,7 @@ def test_a_quote_shows_copies_time_and_price_of_the_custody_of_outputs_and_of_th
 def test_a_data_set_that_too_few_machines_could_keep_is_refused_before_anything_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "job"
-    file.write_bytes(encode_spec(JOB))
+    file = job_file(tmp_path)
     client = Requested(held=True)
     client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
     client.notices = [("few_custodians", "1 operator has machines with role storage")]
