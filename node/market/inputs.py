@@ -531,8 +531,8 @@ class _Held:
 
 
 def inputs_limit(spec: JobSpec) -> int:
-    """Return the most bytes that the inputs of a job may take on a disk."""
-    return DATASET_BLOB_BYTES_MAX if _is_judged(spec) else sealed_size(spec.inputs_bytes())
+    """Return the most bytes that the inputs of a job may take on a disk, private ones too."""
+    return sealed_size(DATASET_BLOB_BYTES_MAX if _is_judged(spec) else spec.inputs_bytes())
 
 
 def _is_judged(spec: JobSpec) -> bool:

@@ -14,10 +14,13 @@ import node.market.duties
 import node.market.inputs
 from node.home.options import UploadOptions
 from node.market.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
+from node.market.inputs import inputs_limit
 from p2p.base.errors import BlobUnavailable
 from rpc.protocol.requests import REQUESTS, BlobRequests, handler_of
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.manifests import PIECE_BYTES, Manifest
+from tasks.custody.sealed import sealed_size
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.records import load_spec
 from tasks.ledger.screening import read_dataset_facts
@@ -134,6 +137,11 @@ async def test_an_upload_stays_as_long_as_a_task_of_its_account_names_it(tmp_pat
         assert store.manifest(named) is None
         nursery.cancel_scope.cancel()
     world.store.close()
+
+
+def test_the_largest_private_data_set_is_within_the_limit() -> None:
+    """A cipher has the hashes of its chunks after it, and the plain limit alone refused it."""
+    assert inputs_limit(make_spec()) >= sealed_size(DATASET_BLOB_BYTES_MAX)
 
 
 def test_gaps_are_named_as_runs_and_not_more_than_fit() -> None:
