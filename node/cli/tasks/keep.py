@@ -54,7 +54,7 @@ class _Job(NamedTuple):
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.option("--dataset", type=PathName(), metavar="FILE", help="The plain data set, if it is a file's.")
+@click.option("--dataset", type=PathName(), metavar="FILE", help="The plain data set, if the task's is in a file.")
 @click.option("--keep-input", "keeps_input", is_flag=True,
               help="Have drawn machines keep the data set. --holders implies it.")  # fmt: skip
 @click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
