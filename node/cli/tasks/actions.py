@@ -53,10 +53,10 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 
 def _cancel_group(session: Session, group: bytes, what: Mapping[str, str], yes: bool, as_json: bool) -> bool:
     """End a group, if the ID is that of one; tell whether it is."""
-    key = session.key()
     with session.client() as client:
         if client.task(group) is not None or client.group(group) is None:
             return False
+        key = session.key()  # not before: for a task the key is opened later, and a passphrase is read once
         receipt = send(client, key, CANCEL_GROUP, [group], {**what, "does": "ends all tasks of a group"}, yes=yes)
     show_fields({"group": hexed(group), "height": receipt.block.height}, as_json=as_json)
     return True

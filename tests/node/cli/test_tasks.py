@@ -28,7 +28,7 @@ from state.primitives.transactions import decode_transaction, sign_transaction
 from tasks.engines.builtin_datasets import _digit_rows, make_dataset
 from tasks.ledger.group_records import group_id_of
 from tasks.ledger.group_transitions import CANCEL_GROUP, CREATE_GROUP
-from tasks.ledger.transitions import CREATE_TASK, RESUME_TASK
+from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK, RESUME_TASK
 from tasks.spec import JobSpec, encode_spec
 from tests.tasks.executor.helpers import make_spec
 from tests.tasks.models.checkpoints import write_folder
@@ -47,6 +47,7 @@ class Requested:
     def __init__(self, held: bool | None = None, machines: tuple[dict[str, Any], ...] = (), **task: Any) -> None:
         self.asked: list[str] = []
         self.refusal = ""
+        self.keys_opened = 0
         self.held = held
         self.objections: list[tuple[str, str]] = []
         self.notices: list[tuple[str, str]] = []
@@ -63,6 +64,10 @@ class Requested:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def key(self) -> SecretKey:
+        self.keys_opened += 1
+        return KEY
 
     def is_held(self, blob: bytes) -> bool | None:
         assert blob == JOB.dataset.blob
@@ -149,7 +154,7 @@ class Requested:
             assert list(signed.payload) == [bytes.fromhex(TASK_ID[2:])]
         names = {
             RESUME_TASK: "resume_task", CREATE_TASK: "create_task", CREATE_GROUP: "create_group",
-            CANCEL_GROUP: "cancel_group",
+            CANCEL_GROUP: "cancel_group", CANCEL_TASK: "cancel_task",
         }  # fmt: skip
         self.asked.append(names[signed.kind])
         return SimpleNamespace(transaction_hash="0x12", block=SimpleNamespace(height=7))
@@ -157,7 +162,7 @@ class Requested:
 
 def run(monkeypatch: pytest.MonkeyPatch, client: Requested, *arguments: object) -> Result:
     monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
-    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: client.key())
     done = CliRunner().invoke(group, ["task", *map(str, arguments)], standalone_mode=False)
     if done.exception is not None:
         raise done.exception
@@ -212,6 +217,13 @@ def test_a_group_is_posted_with_all_its_seats_shown_and_cancelled(
     assert json.loads(run(monkeypatch, client, "show", answer["group"], "--json").stdout)["group"] == document
     run(monkeypatch, client, "cancel", answer["group"], "--home", tmp_path, "--yes")
     assert client.asked[-1] == "cancel_group"
+
+
+def test_a_task_is_cancelled_with_its_key_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input has a passphrase in one line; who asks twice finds none."""
+    client = Requested()
+    run(monkeypatch, client, "cancel", TASK_ID, "--home", tmp_path, "--yes")
+    assert (client.asked, client.keys_opened) == (["cancel_task"], 1)
 
 
 @pytest.mark.parametrize(
