@@ -628,7 +628,7 @@ def settle(case: Case, record: CustodyRecord) -> None:
 
 
 def end(case: Case, number: int, sender: bytes) -> None:
-    """End the custody of a final window by its requester's word, which has the output or wants it no more.
+    """End the custody of a final window at its requester's request, who has the output or needs it no more.
 
     Raises NotYours, CustodyUnknown, WrongPhase.
     """

@@ -276,7 +276,7 @@ _WHY: Final = {
     "retiring": "retiring",
     "suspended": "switched off",
     "paused": "in a pause",
-    "away": "switched off without a word",
+    "away": "silent for too long",
     "expired": "with a registration that is too old",
     "bond": "below the least bond",
     "busy": "at work",

@@ -49,7 +49,9 @@ class CustodyAsk:
 
     def __post_init__(self) -> None:
         if not self.amount:
-            raise ConfigError("this chain has no custody; create the task without --custody and --private")
+            raise ConfigError(
+                "this chain has no custody; create the task without --custody, --private and --keep-input"
+            )
         self._sent: bytes | None = None
 
     @property
