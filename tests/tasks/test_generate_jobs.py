@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import count
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from node.cli.jobs import FORMATS, spec_from_json
-from rpc.methods.jobs import spec_to_json
+from node.cli.jobs import FORMATS
 from state.primitives.errors import DecodeError
 from tasks.custody.layout import state_size
 from tasks.dispute.commitments import StepRecord
@@ -19,14 +17,11 @@ from tasks.engines.generating import Generator, first_state
 from tasks.engines.state import TrainingState
 from tasks.kinds.generate import GENERATE_CALLS_MAX
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.questions import question_of
-from tasks.ledger.records import Opened, load_window
-from tasks.ledger.screening import check_start
 from tasks.programs.generate import MADE
-from tasks.programs.program import SourceKind
-from tasks.spec import Schedule, decode_spec, encode_spec, spec_hash
+from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
 from tests.tasks.generated import STEPS, generated
+from tests.tasks.model_jobs import check_specification, games_of_liars
 from tests.tasks.programs.engines import engine
 from tests.tasks.world import World
 
@@ -37,18 +32,7 @@ HASH = "e872cca7e4ba20f18cf9ffb2a7a742c329637108c2fe7e5a0b7e2f65163dbc0e"
 
 
 def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
-    raw = encode_spec(SPEC)
-    assert decode_spec(raw) == SPEC
-    assert spec_from_json(spec_to_json(SPEC)) == SPEC
-    assert spec_hash(raw).hex() == HASH
-    assert SPEC.plan() == PLAN
-    assert (SPEC.step_units, PLAN.step_calls) == (PLAN.program.units, len(PLAN.program.calls))
-    assert {given.kind: given.root for given in SPEC.inputs()} == {
-        SourceKind.DATA: PART.dataset.root, SourceKind.MODEL: PART.model.root,
-    }  # fmt: skip
-    assert len(first_state(PLAN).encode()) <= PLAN.state_limit_bytes
-    assert check_start(SPEC) == []
-    assert [found.code for found in check_start(SPEC.changed(init_root=bytes(32)))] == ["init_root_differs"]
+    check_specification(SPEC, PLAN, first_state(PLAN), HASH)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +98,6 @@ def run(steps: int) -> Generator:
     return found
 
 
-def opened_in(world: World, segment: int, before: bytes, end: StepRecord) -> tuple[Any, Opened]:
-    world.add_machine(1), world.add_machine(2)
-    task = world.create(SPEC)
-    world.run(task, until=lambda record: record.next_window > 0)
-    opened = Opened(segment, before, end.state_root, end.work_digest, end.loss_total)
-    return load_window(world.state, task, 0), opened
-
-
 def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_loses() -> None:
     """The engine's state and work are what the game opens, under the roots that stand in the specification."""
     worker = run(4)
@@ -130,27 +106,10 @@ def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_
     job = Job(SPEC.program(), SPEC.seed, before.tensors, MADE_JOB.data, 4, 2, MADE_JOB.model)
     honest = job.run(ARRAYS)
     assert honest.end_record == StepRecord(done.state_root, done.work_digest, done.loss_bits)
-    window, opened = opened_in(World(), 2, before.root(PLAN), honest.end_record)
-    question = question_of(SPEC, window, opened)
-    assert (question.data, question.model) == (honest.trace(0).data_tree.root, honest.trace(0).model_tree.root)
-    lost = 0
-    for seed in count():
-        random = Random(seed)
-        liar = lie(job, honest, ARRAYS, random.randrange(2), random.randrange(
-            len(job.program.sources), len(job.program.types)), random)  # fmt: skip
-        if liar.question.end == honest.end_record:
-            continue
-        end = liar.question.end
-        claimed = question_of(SPEC, window, opened._replace(
-            state_root_after=end.state_root, work_digest=end.work_digest, loss_bits=end.loss_total))  # fmt: skip
-        played = play_out(claimed, liar.witness, honest.witness(), served=bool(seed % 2))
-        assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
-        # The same one as challenger of the honest worker.
-        played = play_out(question, honest.witness(), liar.witness, served=bool(seed % 2))
-        assert played.game.ending is None or played.game.ending.loser is Side.CHALLENGER
-        lost += 1
-        if lost == 5:
-            break
+    for game in games_of_liars(SPEC, job, honest, before.root(PLAN)):
+        accused, challenger = game.as_accused.game.ending, game.as_challenger.game.ending
+        assert accused is not None and accused.loser is Side.ACCUSED
+        assert challenger is None or challenger.loser is Side.CHALLENGER
 
 
 def test_a_false_token_is_an_element_that_a_game_names() -> None:

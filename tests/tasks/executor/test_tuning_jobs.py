@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,27 +9,25 @@ import pytest
 import trio
 import trio.lowlevel
 
-from state.primitives.errors import DecodeError
 from tasks.dispute.commitments import Question, start_record
 from tasks.dispute.game import Ending, Side, begin, play, turn_of
 from tasks.dispute.moves import decode_move
-from tasks.engines.errors import DatasetInvalid, UnsupportedJob
+from tasks.engines.errors import DatasetInvalid
 from tasks.engines.input_blobs import join_tensors, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning import Tuner, first_state
 from tasks.executor.errors import JobFailed
-from tasks.executor.job import Job, Train, decode_parent_frame, encode_frame
 from tasks.executor.playing import Play, Player
 from tasks.executor.resource_needs import needs_of
-from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
+from tasks.executor.results import WindowResult
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
 from tasks.programs.finetune import row_tensors
 from tasks.programs.llama_shape import weight_tensors
-from tasks.proofs import Code, SegmentLeaf, check_leaves
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job as LiarJob
 from tests.tasks.dispute.liars import lie
+from tests.tasks.executor.model_jobs import Windows, check_orders
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.test_finetune_units import SMOL
 from tests.tasks.tuned import STEPS, tuned
@@ -54,52 +51,23 @@ def test_blobs_of_rows_and_model_have_one_form_and_the_size_that_the_ledger_coun
 
 
 def test_a_job_that_tunes_a_model_comes_back_as_it_was() -> None:
-    job = Job.of(SPEC)
-    assert Job.decode(job.encode()) == job
-    order = Train(job, ROWS, None, 2, False, MODEL)
-    body = encode_frame(order)[4:]
-    assert decode_parent_frame(body, MODEL) == order and len(body) < len(ROWS) + 1_000
-    for other in (b"", MODEL[:-1]):
-        with pytest.raises(DecodeError):
-            decode_parent_frame(body, other)
-    raw = job.encode()
-    for at in range(len(raw)):
-        try:
-            assert Job.decode(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != job
-        except (DecodeError, UnsupportedJob):
-            pass
-    with pytest.raises(UnsupportedJob):
-        replace(job, model_root=b"")
-    assert needs_of(SPEC, open_windows_max=2).process > 8 * len(MODEL)
+    check_orders(SPEC, ROWS, 2, MODEL)
 
 
 async def test_a_tuned_model_is_trained_proved_checked_and_disputed_by_processes(tmp_path: Path) -> None:
-    executor, windows = Executor(OPTIONS, tmp_path / "worker"), list[tuple[tuple[SegmentLeaf, ...], list[bytes]]]()
-
-    async def hand_on(result: WindowResult) -> None:
-        count = len(result.segments)
-        states = [result.load_state(number) for number in range(count + 1)]
-        leaves = make_leaves(result, segment_salts(b"s" * 32, TASK, result.window, count), [b"b" * 32] * count)
-        proof = make_window_proof(TASK, result, leaves, leaves_blob=b"l" * 32, output_blob=b"o" * 32)
-        check_leaves(SPEC, proof, leaves)
-        windows.append((leaves, states))
-
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, SPEC)
     assert await executor.try_task(TASK, SPEC, ROWS, model=MODEL) > 0
-    done = await executor.run_task(TASK, SPEC, ROWS, hand_on, model=MODEL)
+    done = await executor.run_task(TASK, SPEC, ROWS, windows.hand_on, model=MODEL)
     direct = Tuner(PLAN, MADE.model, MADE.data, engine("numpy"), first_state(PLAN))
     direct.run_steps(STEPS)
-    assert len(windows) == 2
-    assert windows[-1][1][-1] == direct.state().encode()
+    assert len(windows.found) == 2
+    assert windows.found[-1][1][-1] == direct.state().encode()
     assert (done.steps, done.state_root, done.accuracy) == (STEPS, direct.state().root(PLAN), (0, 0))
 
     verifier = Executor(OPTIONS, tmp_path / "verifier")
-    leaves, states = windows[1]
-    right = await verifier.verify_segment(TASK, SPEC, ROWS, leaves[1], states[1], model=MODEL)
-    assert (right.code, right.mismatches) == (Code.COMPUTED, ())
-    false = leaves[1]._replace(state_root_after=bytes(32))
-    wrong = await verifier.verify_segment(TASK, SPEC, ROWS, false, states[1], model=MODEL)
-    assert wrong.mismatches == ("state_root_after",)
+    await windows.check_second(verifier, ROWS, MODEL)
 
+    leaves, states = windows.found[1]
     before, leaf = TrainingState.decode(states[1], PLAN), leaves[1]
     root = before.root(PLAN)
     job = LiarJob(SPEC.program(), SPEC.seed, before.tensors, MADE.data, leaf.step_from, 1, MADE.model)
