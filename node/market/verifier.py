@@ -187,7 +187,7 @@ class TaskVerifier:
     async def _findings(self, duty: CheckDuty) -> tuple[Finding, ...]:
         """Re-run the drawn segments; what cannot be fetched from anybody is a finding too.
 
-        So is the state after the window: nobody pays for work whose result is nowhere to be had.
+        So is the state after the window: nobody pays for work whose result cannot be fetched.
         """
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)

@@ -149,7 +149,7 @@ class Worker:
         _log.info("accepted", task=task)
 
     async def _lack_of_key(self, task: bytes) -> str:
-        """Return that the key of a private task is not to be had, or is another one; else an empty text."""
+        """Return that the key of a private task cannot be obtained, or is another one; else an empty text."""
         if self._keys.terms(task) is None or await self._keys.obtain(task):
             return ""
         return "the key of the task: neither its requester's node nor who holds shares of it hands it on"

@@ -325,7 +325,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         ),
         # Custody
         Absent(
-            "custody", "no output is kept by others, and a jury says whether a result is to be had",
+            "custody", "no output is kept by others, and a jury decides whether a result can be fetched",
             {"custody_copies": 0},
             (Aim("griefing requester", {**_DEMANDS, "share": 33}), Aim("griefing requester", _DEMANDS)),
         ),
