@@ -196,6 +196,24 @@ def test_a_cancelled_group_that_runs_pays_for_the_windows_under_way() -> None:
         assert lines(world, task.id)[Purpose.WINDOW_PAY] >= 1
 
 
+@pytest.mark.parametrize("attempts", [1, 16])
+def test_a_member_of_a_cancelled_group_that_fails_in_its_last_window_ends(attempts: int) -> None:
+    """It looks for no other machine, and after its last try it does not wait for its requester."""
+    world = market(3, attempts_max=attempts)
+    group = create(world, 1, job=LONG)
+    run(world, group, until=lambda _: seat(world, group, 0).next_window == 9)
+    assert world.send(REQUESTER, CANCEL_GROUP, [group]) is None
+    world.block()
+    task = seat(world, group, 0)
+    assert (task.phase, task.ending) == (Phase.RUNNING, 0)
+    world.machines[task.worker] = IDLE
+    assert world.send(task.worker, GIVE_UP_TASK, [task.id, int(Reason.WORKER_LEFT)]) is None
+    run(world, group)
+    task = seat(world, group, 0)
+    assert (task.phase, task.reason) == (Phase.CANCELLED, Reason.REQUESTER_CANCELLED)
+    assert task.changed_ms - load_group(world.state, group).created_ms < world.parameters.pause_ms
+
+
 def test_a_lost_member_is_replaced_by_a_spare_and_the_others_go_on() -> None:
     world = market(4)
     group = create(world, 3, 1, job=LONG)
