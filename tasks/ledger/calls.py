@@ -19,7 +19,7 @@ from tasks.ledger.auction import Ask, Bid, Match, clear
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.deadlines import Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
-from tasks.ledger.groups import Seated, lone_seat, start_group
+from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
 from tasks.ledger.open_task import Case, Scope
@@ -46,14 +46,12 @@ MEMBERS_PER_CALL: Final = 288
 """Machines that one call gives to groups at most: each has its events."""
 REPLACING_BPS: Final = 15_000
 """Machines that ask at most so much of the lowest ask are drawn for a task that has lost its worker."""
-_CALL: Final = bytes([Table.CALL])
-_PUT_OFF: Final = _CALL + b"\x00"
-
-
 DEAR_BPS: Final = 12_500
 """Machines that ask more than so much of the middle ask are not drawn for a task whose offers came to nothing."""
 BOUNDED_DRAWS: Final = 4
 """Draws for a task without dear machines; after so many in vain all are in them."""
+_CALL: Final = bytes([Table.CALL])
+_PUT_OFF: Final = _CALL + b"\x00"
 
 
 class CallPrices(NamedTuple):
@@ -147,6 +145,7 @@ class _Call:
         self.checkers = Checkers(scope.state, self.seed, scope.block.steady_ms, scope.parameters)
         self.unchecked: set[bytes] = set()
         self._bonds_of: dict[bytes, Callable[[bytes, int], int | None]] = {}
+        self._lone: dict[bytes, LoneSeat] = {}
         self.bonds = {
             task: Bonds(case.spec, case.record.next_window, scope.parameters) for task, case in cases.items()
         }
@@ -198,10 +197,10 @@ class _Call:
         group = self.groups.get(record.id)
         if group is not None:
             return bid._replace(group=group.id, members=group.members, spares=group.spares)
-        lone = lone_seat(case)
-        if lone is not None:
+        if record.group:
+            lone = self._lone_seat(group_of_task(record))
             bid = bid._replace(
-                group=lone.group, rate_min=max(bid.rate_min, lone.rate_min), rate_max=lone.rate_max,
+                group=group_of_task(record), rate_min=max(bid.rate_min, lone.rate_min), rate_max=lone.rate_max,
                 barred=bid.barred | lone.barred,
             )  # fmt: skip
         if self._is_vain(record):
@@ -211,6 +210,13 @@ class _Call:
         if record.phase == Phase.DEGRADED:
             return bid._replace(drawn=self._replacing(bid, ring))
         return bid
+
+    def _lone_seat(self, group: bytes) -> LoneSeat:
+        """Return what a group asks for any of its seats; those that lost their machines together are many."""
+        found = self._lone.get(group)
+        if found is None:
+            found = self._lone[group] = lone_seat(self.scope.state, group)
+        return found
 
     def _is_vain(self, record: TaskRecord) -> bool:
         return record.vain_offers >= self.scope.parameters.offers_ranked

@@ -10,6 +10,7 @@ from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, work_price
 from state.primitives.hashing import HASH_BYTES
+from state.view import Reader
 from tasks.errors import GroupsOff, NotYours, SeatsMismatch, WrongPhase
 from tasks.ledger import registry
 from tasks.ledger.creation import begin_task
@@ -47,6 +48,7 @@ from tasks.spec import JobSpec, encode_spec, spec_hash
 
 __all__ = [
     "SEATS_PER_STEP",
+    "LoneSeat",
     "Seated",
     "add_seats",
     "cancel_group",
@@ -232,7 +234,7 @@ def _call_spares(scope: Scope, group: GroupRecord) -> None:
             continue
         node = registry.load_node(state, machine)
         if node is not None and is_available(node, now_ms, scope.parameters):
-            _call_spare(spare, lost.pop(0), load_group(state, group.id))
+            _call_spare(spare, lost.pop(0), group)
 
 
 def _call_spare(spare: Case, case: Case, group: GroupRecord) -> None:
@@ -280,7 +282,7 @@ def _end_seat(case: Case, group: GroupRecord, seat: int) -> bool:
     if record.phase in (Phase.ASSIGNED, Phase.PREPARING):
         pay_cancelled(case)
     elif record.phase == Phase.STANDBY:
-        earned = _earned(case, load_group(case.state, group.id))
+        earned = _earned(case, group)
         pay_earned(case, Pool.PRICE, record.worker, earned, Purpose.STANDBY, Role.COMPUTE)
     else:
         return False
@@ -289,19 +291,15 @@ def _end_seat(case: Case, group: GroupRecord, seat: int) -> bool:
 
 
 class LoneSeat(NamedTuple):
-    """What a seat that looks for a machine alone asks of it beside its job."""
+    """What a seat of a group that looks for a machine alone asks of it beside its job."""
 
-    group: bytes
     rate_min: int
     rate_max: int
     barred: frozenset[bytes]
 
 
-def lone_seat(case: Case) -> LoneSeat | None:
-    """Return what a task's group asks of the machine that takes the task alone; None without a group."""
-    record = case.record
-    if not record.group:
-        return None
-    group = load_group(case.state, group_of_task(record))
-    barred = frozenset(holders_of(case.state, group.id)) | barred_of(case.state, group.id)
-    return LoneSeat(group.id, group.band, group.rate_max, barred)
+def lone_seat(state: Reader, group_id: bytes) -> LoneSeat:
+    """Return what a group asks of the machine that takes one of its seats alone. Raises GroupUnknown."""
+    group = load_group(state, group_id)
+    barred = frozenset(holders_of(state, group_id)) | barred_of(state, group_id)
+    return LoneSeat(group.band, group.rate_max, barred)
