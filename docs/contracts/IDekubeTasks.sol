@@ -204,15 +204,15 @@ interface IDekubeTasks {
     /// @param window Number of the window, from 0.
     function serveWindow(bytes32 task, uint32 window) external;
 
-    /// @notice Create a group of tasks, and its first member; the value sent is exactly the budget of that
+    /// @notice Create a group of tasks with its first member; the value sent is exactly the member's budget
     ///   (budgetOf).
     /// @param specification The job: canonical CBOR of all that decides the result.
     /// @param members Tasks that compute, 64 at most.
     /// @param spares Machines that stand by.
     function createGroup(bytes calldata specification, uint32 members, uint32 spares) external payable;
 
-    /// @notice Add the next members and spares of a group of the sender; the value sent is exactly their
-    ///   budget.
+    /// @notice Add the next members and spares to a group of the sender; the value sent is exactly their
+    ///   total budget.
     /// @param group Id of the group.
     /// @param roots The state that each starts from, empty for a spare: canonical CBOR.
     function addSeats(bytes32 group, bytes calldata roots) external payable;

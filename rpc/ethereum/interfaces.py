@@ -264,12 +264,12 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Create a task; the value sent is exactly its budget (budgetOf).", intent="Create a task"
     ),
     ("tasks", "createGroup"): Text(
-        "Create a group of tasks, and its first member; the value sent is exactly the budget of that (budgetOf).",
+        "Create a group of tasks with its first member; the value sent is exactly the member's budget (budgetOf).",
         {"members": "Tasks that compute, 64 at most.", "spares": "Machines that stand by."},
         "Create a group of tasks",
     ),
     ("tasks", "addSeats"): Text(
-        "Add the next members and spares of a group of the sender; the value sent is exactly their budget.",
+        "Add the next members and spares to a group of the sender; the value sent is exactly their total budget.",
         {
             "group": "Id of the group.",
             "roots": "The state that each starts from, empty for a spare: canonical CBOR.",

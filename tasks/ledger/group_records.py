@@ -22,13 +22,14 @@ from tasks.errors import GroupUnknown
 from tasks.ledger.bands import rate_top
 from tasks.ledger.deadlines import GROUP_SLOT, Due, cancel, schedule
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
-from tasks.ledger.records import TaskRecord
+from tasks.ledger.records import LEDGER_ADDRESS, TaskRecord
 from tasks.spec import JobSpec
 
 __all__ = [
     "BARRED_MAX",
     "GROUP_HISTORY_MAX",
     "MEMBERS_MAX",
+    "SEATS_MAX",
     "SPARES_PER",
     "GroupChange",
     "GroupPhase",
@@ -49,14 +50,13 @@ __all__ = [
     "wake_group",
 ]
 
-_LEDGER_ADDRESS: Final = (0x0702).to_bytes(ADDRESS_BYTES, "big")
 GROUP_CREATED: Final = EventType(
-    _LEDGER_ADDRESS,
+    LEDGER_ADDRESS,
     "GroupCreated(bytes32 indexed group, address indexed requester, bytes32 spec, "
     "uint256 members, uint256 spares)",
 )
 GROUP_PHASE: Final = EventType(
-    _LEDGER_ADDRESS, "GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason)"
+    LEDGER_ADDRESS, "GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason)"
 )
 
 MEMBERS_MAX: Final = 64
@@ -317,7 +317,8 @@ def _moved(
             phase = GroupPhase.ENDED
         if phase != group.phase:
             group = move_group(group, phase, after.reason, block, emit)
-    is_asked = group.lost and (group.standby or group.ending)
-    if is_asked or (group.phase == GroupPhase.ENDED and group.spares):
+    is_asked = group.lost and group.standby
+    is_left = group.ending and (group.lost or group.paused)  # a last window that is not done after all
+    if is_asked or is_left or (group.phase == GroupPhase.ENDED and group.spares):
         return wake_group(group, now_ms)
     return group

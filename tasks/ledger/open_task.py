@@ -20,6 +20,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import (
+    LEDGER_ADDRESS,
     HistoryEntry,
     TaskRecord,
     WindowRecord,
@@ -45,7 +46,6 @@ __all__ = [
     "Scope",
 ]
 
-LEDGER_ADDRESS: Final = (0x0702).to_bytes(ADDRESS_BYTES, "big")
 TASK_CREATED: Final = EventType(
     LEDGER_ADDRESS, "TaskCreated(bytes32 indexed task, address indexed requester, bytes32 spec, uint256 budget)"
 )
@@ -68,14 +68,7 @@ SEAT_DRAWN: Final = EventType(
 SEAT_DECLINED: Final = EventType(
     LEDGER_ADDRESS, "SeatDeclined(bytes32 indexed task, uint256 number, address indexed verifier)"
 )
-LEDGER_EVENTS: Final = (
-    TASK_CREATED,
-    TASK_PHASE,
-    WORKER_ASSIGNED,
-    WINDOW_PHASE,
-    SEAT_DRAWN,
-    SEAT_DECLINED,
-)
+LEDGER_EVENTS: Final = (TASK_CREATED, TASK_PHASE, WORKER_ASSIGNED, WINDOW_PHASE, SEAT_DRAWN, SEAT_DECLINED)
 
 CHAIN: Final = bytes(ADDRESS_BYTES)
 """The actor of what the chain does by itself."""

@@ -420,9 +420,8 @@ def lose_worker(case: Case, reason: Reason) -> None:
     After those its requester decides: machines that start and leave shall not be what ends a task.
     """
     is_unstarted = case.record.phase in (Phase.ASSIGNED, Phase.PREPARING)
-    if (
-        is_unstarted and case.record.group
-    ):  # what a spare earned is its own once it has started what it stood by for
+    if is_unstarted and case.record.group:
+        # What a spare earned is its own once it has started in the seat that it was called to.
         forfeit_hold(case, case.record.worker)
     _vacate(case)
     case.change(vain_offers=case.record.vain_offers + 1)

@@ -9,6 +9,7 @@ from enum import IntEnum
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, get_type_hints
 
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError, RecordDamaged
 from state.primitives.hashing import HASH_BYTES
@@ -27,6 +28,7 @@ from tasks.proofs import (
 from tasks.spec import JobSpec, decode_spec
 
 __all__ = [
+    "LEDGER_ADDRESS",
     "SEAT_BYTES",
     "Asked",
     "HistoryEntry",
@@ -56,6 +58,8 @@ __all__ = [
     "save_window",
 ]
 
+LEDGER_ADDRESS: Final = (0x0702).to_bytes(ADDRESS_BYTES, "big")
+"""The account that the events of tasks and groups come from."""
 TASK_LIMIT_BYTES: Final = 8 * 1024
 WINDOW_LIMIT_BYTES: Final = 60 * 1024
 HISTORY_LIMIT_BYTES: Final = 256

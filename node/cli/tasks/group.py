@@ -18,7 +18,7 @@ from rpc.client.core import hexed
 from rpc.client.results import Group, Receipt, TaskQuote
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
-from tasks.ledger.group_records import MEMBERS_MAX, group_id_of
+from tasks.ledger.group_records import MEMBERS_MAX, SPARES_PER, group_id_of
 from tasks.ledger.group_transitions import CREATE_GROUP, spares_max
 from tasks.ledger.groups import SEATS_PER_STEP
 from tasks.spec import decode_spec
@@ -31,7 +31,7 @@ _COLUMNS: Final = ("seat", "task", "phase", "windows", "worker")
 
 def check_seats(members: int, spares: int | None) -> int:
     """Return the number of spares. Default: one for eight members. Raises BadParameter for too many."""
-    found = members // SEATS_PER_STEP if spares is None else spares
+    found = members // SPARES_PER if spares is None else spares
     if found > spares_max(members):
         raise click.BadParameter(
             f"{counted(members, 'member')}: {counted(spares_max(members), 'spare')} at most", param_hint="--spares"
