@@ -18,7 +18,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
-from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape, prompt_tensors
+from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
 from tasks.programs.llama_shape import weight_tensors
 from tasks.programs.operators.decoding import stored_element
@@ -26,10 +26,9 @@ from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SU
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
 from tasks.programs.program import Computation, SourceKind
 from tasks.programs.running import ResultRunner, Runner, content_of
-from tasks.programs.states import data_root
-from tasks.programs.tensors import ElementType, TensorType, tensor_root
+from tasks.programs.tensors import ElementType
 
-__all__ = ["Generator", "completions", "first_state", "generate_model_root", "prompt_contents", "prompts_root"]
+__all__ = ["Generator", "completions", "first_state", "prompt_contents"]
 
 VALUES_AT_ONCE: Final = 1 << 22
 """Values of the largest tensor of a pass over several places."""
@@ -52,23 +51,6 @@ def prompt_contents(shape: GenerateShape, prompts: list[list[int]]) -> dict[str,
     for row, one in enumerate(prompts):
         table[row, : len(one)] = one
     return {PROMPTS: table.tobytes(), LENGTHS: np.array([len(one) for one in prompts], dtype="<i4").tobytes()}
-
-
-def _root(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> bytes:
-    for name, kind in kinds.items():
-        if len(contents.get(name, b"")) != kind.size_bytes:
-            raise SourceInvalid(f"{name} is not {kind.rows} by {kind.columns} values")
-    return data_root({name: (kind, tensor_root(kind, contents[name])) for name, kind in kinds.items()})
-
-
-def prompts_root(shape: GenerateShape, contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of a job's prompts. Raises SourceInvalid."""
-    return _root(prompt_tensors(shape), contents)
-
-
-def generate_model_root(shape: GenerateShape, contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of the frozen model, the same for all jobs that use it. Raises SourceInvalid."""
-    return _root(weight_tensors(shape.model), contents)
 
 
 def _lengths(data: Mapping[str, bytes]) -> np.ndarray:

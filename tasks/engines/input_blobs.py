@@ -1,4 +1,4 @@
-"""Blobs of rows or prompts, and of a frozen model: the tensors one after another (market.md R57, R77).
+"""Blobs of rows or prompts, and of a frozen model: the tensors one after another; and their roots (R57, R77).
 
 Names, types and order follow from the job's shape, so the blob has nothing but contents. No NumPy here.
 """
@@ -9,13 +9,23 @@ from collections.abc import Mapping
 from typing import Final
 
 from tasks.engines.errors import DatasetInvalid
+from tasks.programs.errors import SourceInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tasks.programs.states import data_root
 from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["MODEL_SENT_BYTES_MAX", "check_tensors", "join_tensors", "read_model", "read_rows", "split_tensors"]
+__all__ = [
+    "MODEL_SENT_BYTES_MAX",
+    "check_tensors",
+    "join_tensors",
+    "model_root",
+    "read_model",
+    "read_rows",
+    "rows_root",
+    "split_tensors",
+]
 
 MODEL_SENT_BYTES_MAX: Final = 1 << 32
 """A frozen model that a job's process takes: 2 x 10^9 weights. Node and process hold it in memory."""
@@ -46,15 +56,37 @@ def split_tensors(kinds: Mapping[str, TensorType], blob: bytes) -> dict[str, byt
 def check_tensors(kinds: Mapping[str, TensorType], root: bytes, blob: bytes) -> None:
     """Return if a blob holds the tensors of a root. Raises DatasetInvalid."""
     found = split_tensors(kinds, blob)
-    if data_root({name: (kind, tensor_root(kind, found[name])) for name, kind in kinds.items()}) != root:
+    if _root(kinds, found) != root:
         raise DatasetInvalid("its tensors have another root than the job names")
+
+
+def _root(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of tensors. Raises SourceInvalid where one is missing or has another size."""
+    for name, kind in kinds.items():
+        if len(contents.get(name, b"")) != kind.size_bytes:
+            raise SourceInvalid(f"{name} is not {kind.rows} by {kind.columns} values")
+    return data_root({name: (kind, tensor_root(kind, contents[name])) for name, kind in kinds.items()})
+
+
+def _row_tensors(shape: FinetuneShape | GenerateShape) -> Mapping[str, TensorType]:
+    return row_tensors(shape) if isinstance(shape, FinetuneShape) else prompt_tensors(shape)
 
 
 def read_rows(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
     """Return the tensors of a job's rows or prompts. Raises DatasetInvalid."""
-    return split_tensors(row_tensors(shape) if isinstance(shape, FinetuneShape) else prompt_tensors(shape), blob)
+    return split_tensors(_row_tensors(shape), blob)
+
+
+def rows_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of a job's rows or prompts. Raises SourceInvalid."""
+    return _root(_row_tensors(shape), contents)
 
 
 def read_model(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
     """Return the tensors of a job's frozen model. Raises DatasetInvalid."""
     return split_tensors(weight_tensors(shape.model), blob)
+
+
+def model_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of the frozen model, the same for all jobs that use it. Raises SourceInvalid."""
+    return _root(weight_tensors(shape.model), contents)

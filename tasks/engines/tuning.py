@@ -15,14 +15,10 @@ from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.errors import SourceInvalid
-from tasks.programs.finetune import FinetuneShape, row_tensors
-from tasks.programs.llama_shape import weight_tensors
 from tasks.programs.program import SourceKind
 from tasks.programs.running import Runner
-from tasks.programs.states import data_root
-from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["Tuner", "TuningPlan", "first_state", "model_root", "rows_root"]
+__all__ = ["Tuner", "TuningPlan", "first_state"]
 
 _WEIGHT_BITS: Final = 24
 
@@ -43,24 +39,6 @@ def first_state(plan: TuningPlan) -> TrainingState:
         step = 1.0 / sqrt(kind.columns) / (1 << (_WEIGHT_BITS - 1))
         tensors[name] = ((integers * step).astype("<f4") + np.float32(0)).tobytes()
     return TrainingState(0, tensors)
-
-
-def _root(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of tensors. Raises SourceInvalid where one is missing or has another size."""
-    for name, kind in kinds.items():
-        if len(contents.get(name, b"")) != kind.size_bytes:
-            raise SourceInvalid(f"{name} is not {kind.rows} by {kind.columns} values")
-    return data_root({name: (kind, tensor_root(kind, contents[name])) for name, kind in kinds.items()})
-
-
-def rows_root(shape: FinetuneShape, contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of a job's data. Raises SourceInvalid."""
-    return _root(row_tensors(shape), contents)
-
-
-def model_root(shape: FinetuneShape, contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of the frozen model, the same for all jobs that use it. Raises SourceInvalid."""
-    return _root(weight_tensors(shape.model), contents)
 
 
 class Tuner(Steps):

@@ -9,12 +9,12 @@ from tasks.engines.arrays import Arrays
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid
 from tasks.engines.generating_plan import GeneratingPlan
-from tasks.engines.input_blobs import read_model, read_rows
+from tasks.engines.input_blobs import model_root, read_model, read_rows, rows_root
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.engines.training import Evaluation, Trainer, initial_state
-from tasks.engines.tuning import Tuner, TuningPlan, first_state, model_root, rows_root
+from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.programs.errors import SourceInvalid
 
 __all__ = ["beginning_of", "contents_of", "make_run"]
@@ -32,13 +32,9 @@ def contents_of(
 ) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
     """Return the tensors of rows and model by name. Raises DatasetInvalid where blobs have other roots."""
     rows, weights = read_rows(plan.shape, dataset), read_model(plan.shape, model)
-    if isinstance(plan, GeneratingPlan):
-        roots = generating.prompts_root(plan.shape, rows), generating.generate_model_root(plan.shape, weights)
-    else:
-        roots = rows_root(plan.shape, rows), model_root(plan.shape, weights)
-    if roots[0] != dataset_root:
+    if rows_root(plan.shape, rows) != dataset_root:
         raise DatasetInvalid("the rows are not those the job names")
-    if roots[1] != root_of_model:
+    if model_root(plan.shape, weights) != root_of_model:
         raise DatasetInvalid("the model is not the one the job names")
     return rows, weights
 

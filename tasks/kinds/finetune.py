@@ -67,6 +67,12 @@ class BaseModel(NamedTuple):
         """The shape. Raises ProgramInvalid for one that no program is made of."""
         return LlamaShape(*self[3:13], tied=bool(self.tied), biased=bool(self.biased))
 
+    def input(self) -> Input:
+        """Return the blob of its weights. Raises ProgramInvalid."""
+        shape = self.shape
+        weights = LazyMapping(lambda: weight_tensors(shape))
+        return Input(SourceKind.MODEL, self.blob, self.root, weights, model_bytes(shape))
+
 
 class RowSet(NamedTuple):
     """The data: content address of the blob, and root of its tensors (tokens, places, targets, slots).
@@ -140,12 +146,9 @@ class FinetunePart(NamedTuple):
 
     def inputs(self) -> tuple[Input, ...]:
         """Return the blobs that a job starts from: its rows, and the frozen model."""
-        rows, model = row_tensors(self._shape), self.model.shape
-        size, weights = sum(kind.size_bytes for kind in rows.values()), LazyMapping(lambda: weight_tensors(model))
-        return (
-            Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size),
-            Input(SourceKind.MODEL, self.model.blob, self.model.root, weights, model_bytes(model)),
-        )
+        rows = row_tensors(self._shape)
+        size = sum(kind.size_bytes for kind in rows.values())
+        return Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size), self.model.input()
 
     @property
     def _shape(self) -> FinetuneShape:

@@ -14,7 +14,6 @@ from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, prompt_tensors
-from tasks.programs.llama_shape import model_bytes, weight_tensors
 from tasks.programs.program import SourceKind
 
 __all__ = [
@@ -98,14 +97,9 @@ class GeneratePart(NamedTuple):
 
     def inputs(self) -> tuple[Input, ...]:
         """Return the blobs that a job starts from: its prompts, and the frozen model."""
-        prompts, model = prompt_tensors(self._shape), self.model.shape
+        prompts = prompt_tensors(self._shape)
         size = sum(kind.size_bytes for kind in prompts.values())
-        return (
-            Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size),
-            Input(
-                SourceKind.MODEL, self.model.blob, self.model.root, weight_tensors(model), model_bytes(model)
-            ),
-        )  # fmt: skip
+        return Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size), self.model.input()
 
     @property
     def _shape(self) -> GenerateShape:

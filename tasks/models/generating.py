@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.generating import first_state, generate_model_root, prompt_contents, prompts_root
-from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
+from tasks.engines.generating import first_state, prompt_contents
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
 from tasks.kinds.generate import DECODING_GREEDY, KIND_GENERATE, Decoding, GeneratePart, PromptSet
 from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of
 from tasks.models.prompts import prompts_of
@@ -82,8 +82,8 @@ def make_generating(
     prompts_blob = join_tensors(prompt_tensors(plan.shape), data_contents)
     model_blob = join_tensors(weight_tensors(shape), contents)
     part = unnamed._replace(
-        model=base_model(shape, name_of(model_blob), generate_model_root(plan.shape, contents)),
-        dataset=PromptSet(name_of(prompts_blob), prompts_root(plan.shape, data_contents), rows, length),
+        model=base_model(shape, name_of(model_blob), model_root(plan.shape, contents)),
+        dataset=PromptSet(name_of(prompts_blob), rows_root(plan.shape, data_contents), rows, length),
     )
     spec = JobSpec(
         KIND_GENERATE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, Protocol
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import manifest_of
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
-from tasks.engines.tuning import first_state, model_root, rows_root
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
+from tasks.engines.tuning import first_state
 from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.finetune import (
     KIND_FINETUNE,

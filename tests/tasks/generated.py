@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tasks.engines.generating import first_state, generate_model_root, prompts_root
+from tasks.engines.generating import first_state
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.input_blobs import model_root, rows_root
 from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
 from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
@@ -22,11 +23,11 @@ def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, Generatin
     plan, model, shape = made.plan, made.shape.model, made.shape
     part = GeneratePart(
         model=BaseModel(
-            "llama", b"m" * 32, generate_model_root(shape, made.model), model.vocabulary, model.width,
+            "llama", b"m" * 32, model_root(shape, made.model), model.vocabulary, model.width,
             model.layers, model.heads, model.key_heads, model.head_width, model.hidden, model.context,
             model.rotary_base, model.epsilon_nano, int(model.tied), int(model.biased),
         ),
-        dataset=PromptSet(b"p" * 32, prompts_root(shape, made.data), shape.rows, shape.length),
+        dataset=PromptSet(b"p" * 32, rows_root(shape, made.data), shape.rows, shape.length),
         batch=shape.batch,
         decoding=Decoding("greedy", shape.new, shape.ends),
     )  # fmt: skip

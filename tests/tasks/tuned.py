@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tasks.engines.tuning import first_state, model_root, rows_root
+from tasks.engines.input_blobs import model_root, rows_root
+from tasks.engines.tuning import first_state
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, FinetunePart, RateSchedule, RowSet
 from tasks.programs.adamw import Rates

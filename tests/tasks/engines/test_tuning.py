@@ -10,8 +10,9 @@ import pytest
 
 from tasks.dispute.running import SegmentRun
 from tasks.engines.errors import StateInvalid
+from tasks.engines.input_blobs import model_root, rows_root
 from tasks.engines.state import TrainingState
-from tasks.engines.tuning import Tuner, TuningPlan, first_state, model_root, rows_root
+from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.programs.adamw import Rates
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.finetune import FinetuneRates
