@@ -27,7 +27,7 @@ from tasks.proofs import Code, Finding, SegmentLeaf
 from tasks.spec import JobSpec
 from testnet.scenarios.impostor import LyingDuties
 from tests.node.market.test_duties import Market
-from tests.node.world import PARAMETERS, Machine, World
+from tests.node.world import PARAMETERS, Machine, World, world_with
 from tests.tasks.executor.helpers import make_spec
 
 SPEC = make_spec(20, 10, 20)
@@ -84,13 +84,11 @@ class Skipper(DutyService):
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    for name, value in {
+    parameters = {
         "tasks.dispute_move_ms": 3_000_000, "tasks.dispute_side_ms": 30_000_000, "tasks.samples": 2,
         "chain.base_fee_initial": 1, "chain.base_fee_min": 1, "tasks.check_fee_min": 1_000,
-    }.items():  # fmt: skip
-        monkeypatch.setitem(PARAMETERS, name, value)
-    made = World(tmp_path)
+    }  # fmt: skip
+    made = world_with(tmp_path, monkeypatch, parameters)
     yield made
     made.store.close()
 

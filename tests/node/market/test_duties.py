@@ -61,7 +61,7 @@ from tasks.ledger.transitions import (
 )
 from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec, encode_spec
-from tests.node.world import COIN, PARAMETERS, Machine, World
+from tests.node.world import COIN, PARAMETERS, Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, DATA, make_diverging, make_spec
 
@@ -70,9 +70,7 @@ REQUESTER = 9
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    made = World(tmp_path)
+    made = world_with(tmp_path, monkeypatch, {})
     yield made
     made.store.close()
 

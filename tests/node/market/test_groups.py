@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-import node.market.duties
-import node.market.inputs
 from billing.escrow import escrow_totals
 from node.market.posting import start_roots
 from state.primitives.genesis import read_parameters
@@ -24,16 +22,14 @@ from tasks.ledger.records import TaskRecord, load_spec, load_task
 from tasks.ledger.transitions import GIVE_UP_TASK
 from tasks.spec import JobSpec, encode_spec
 from tests.node.market.test_duties import REQUESTER, Market
-from tests.node.world import Machine, World
+from tests.node.world import Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    made = World(tmp_path)
+    made = world_with(tmp_path, monkeypatch, {})
     yield made
     made.store.close()
 

@@ -21,13 +21,12 @@ from state.transition.transfer import TRANSFER_KIND
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import load_node, require_node
 from tasks.ledger.transitions import HEARTBEAT, REGISTER_NODE, UPDATE_NODE
-from tests.node.world import COIN, PARAMETERS, Machine, World
+from tests.node.world import COIN, PARAMETERS, Machine, World, world_with
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    made = World(tmp_path)
+    made = world_with(tmp_path, monkeypatch, {})
     yield made
     made.store.close()
 

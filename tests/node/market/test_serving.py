@@ -18,7 +18,7 @@ from tasks.ledger.lifecycle import Phase, WindowPhase
 from tasks.ledger.registry import require_node
 from tasks.proofs import Code
 from tests.node.market.test_duties import Market
-from tests.node.world import PARAMETERS, Machine, World
+from tests.node.world import Machine, World, world_with
 from tests.tasks.executor.helpers import make_spec
 
 NOT_FETCHED = "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node"
@@ -26,10 +26,7 @@ NOT_FETCHED = "a jury could not fetch a window, and more jurors were asked for; 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    monkeypatch.setitem(PARAMETERS, "tasks.serve_ms", 3_000_000)
-    made = World(tmp_path)
+    made = world_with(tmp_path, monkeypatch, {"tasks.serve_ms": 3_000_000})
     yield made
     made.store.close()
 

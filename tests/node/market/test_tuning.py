@@ -35,7 +35,7 @@ from testnet.scenarios.impostor import LyingDuties
 from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
 from tests.node.market.test_private import PrivateMarket
-from tests.node.world import PARAMETERS, Machine, World, world_with
+from tests.node.world import Machine, World, world_with
 from tests.tasks.executor.helpers import BLOB, make_spec
 from tests.tasks.generated import generated
 from tests.tasks.programs.engines import engine
@@ -65,14 +65,11 @@ def name_of(content: bytes) -> bytes:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
-    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
-    for name, value in {
+    parameters = {
         "tasks.dispute_move_ms": 3_000_000, "tasks.dispute_side_ms": 30_000_000, "tasks.samples": 2,
         "chain.base_fee_initial": 1, "chain.base_fee_min": 1, "tasks.check_fee_min": 1_000,
-    }.items():  # fmt: skip
-        monkeypatch.setitem(PARAMETERS, name, value)
-    made = World(tmp_path)
+    }  # fmt: skip
+    made = world_with(tmp_path, monkeypatch, parameters)
     yield made
     made.store.close()
 
