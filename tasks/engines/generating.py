@@ -1,7 +1,8 @@
 """Decoding a job's prompts in segments: tokens and the cache of one batch are the state (market.md R77).
 
 A program's step is one place of one batch. Places whose tokens are known before are computed in one pass, which
-gives the same bits: those of prompts, and all of a segment for whoever checks what a worker claims.
+gives the same bits: those of prompts, and all of a segment if a later state is given whose tokens are guesses.
+Nodes give none yet (decision 0095, Open).
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def make_generating(
     """
     shape, tokens = opened.shape, LazyTokens(opened)
     if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
-        raise UnsupportedJob(f"a model of {size} bytes, and machines run {MODEL_SENT_BYTES_MAX} at most")
+        raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.new_tokens > shape.context:
         raise UnsupportedJob(f"new_tokens is {settings.new_tokens}, and the model takes {shape.context} tokens")
     prompts = prompts_of(data, tokens, shape.vocabulary, shape.context + 1 - settings.new_tokens)
@@ -100,10 +100,10 @@ def _batch(wanted: int, rows: int) -> tuple[int, tuple[str, ...]]:
             less = next(one for one in range(batch, 0, -1) if not rows % one)
             missing = -rows % batch
             raise UnsupportedJob(
-                f"{rows} prompts are no whole batches of {batch}: set batch to {less}, or add {missing} more"
+                f"{rows} prompts are not a multiple of batch {batch}: set batch to {less}, or add {missing} more"
             )
         return batch, ()
     batch = next(one for one in range(min(BATCH_WANTED, rows), 0, -1) if not rows % one)
     if batch > 1 or rows == 1:
         return batch, ()
-    return 1, (f"{rows} prompts are decoded one at a time; a number that {BATCH_WANTED} divides costs less a row",)
+    return 1, (f"{rows} prompts are decoded one at a time; a multiple of {BATCH_WANTED} costs less a prompt",)

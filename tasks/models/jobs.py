@@ -144,7 +144,7 @@ def make_tuning(
     """
     shape = opened.shape
     if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
-        raise UnsupportedJob(f"a model of {size} bytes, and machines run {MODEL_SENT_BYTES_MAX} at most")
+        raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
     examples = examples_of(data, LazyTokens(opened), shape.vocabulary)

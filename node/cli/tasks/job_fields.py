@@ -43,7 +43,7 @@ class JobFields:
         for values, names, before in ((self._values, known, ""), (found, inner, f"{table}.")):
             for name in values:
                 if name not in names:
-                    raise self.wrong(name, f"{before}{name} is no field; there are {', '.join(names)}")
+                    raise self.wrong(name, f"{before}{name} is not a known field; known are {', '.join(names)}")
         self._values |= found
 
     def wrong(self, name: str, what: str) -> ConfigError:

@@ -39,7 +39,7 @@ COMPLETIONS: Final = ".jsonl"
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
-              help="Write the trained state to FILE. The suffix selects the format: "
+              help="Write the result to FILE. The suffix selects the format: "
               f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters.")  # fmt: skip
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
@@ -54,9 +54,9 @@ def result(
     session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, window: int | None,
     yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fetch the trained state, verify its proof and test it.
+    """Fetch the result and verify its proof; a classifier is also tested.
 
-    The test of a classifier uses data that the model was not trained on. The node in --home fetches the state.
+    The test uses data that the classifier was not trained on. The node in --home fetches the state.
     It asks the machines that keep it, or the worker. With --rpc, or without that node, the gateway's node
     fetches it. An interrupted download resumes on the next run.
 
@@ -169,7 +169,7 @@ def _decoder(path: Path, spec: JobSpec) -> Callable[[Sequence[int]], str]:
     try:
         with open_model(path) as opened:
             if opened.shape != part.model.shape:
-                raise ConfigError(f"{path}: a model of another shape than the task's; name the one that was asked")
+                raise ConfigError(f"{path}: this model has another shape than the task's; name the task's model")
             return opened.tokeniser().decode
     except ModelError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -190,9 +190,9 @@ def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> N
     from tasks.models.adapters import BASE
 
     if not isinstance(spec.part, FinetunePart):
-        raise click.UsageError("--base has an effect for tasks that tune a model alone")
+        raise click.UsageError("--base is only for tasks that fine-tune a model")
     if not BASE.fullmatch(base):
-        raise click.UsageError("--base is the model's name or path: letters, digits and ._/- alone")
+        raise click.UsageError("--base is the model's name or path: only letters, digits and ._/-")
     if out is not None and out.exists() and not yes:
         raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
 

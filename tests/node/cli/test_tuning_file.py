@@ -65,8 +65,8 @@ def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
     ("was", "now", "why"),
     [
         ("steps = 6", "steps = 6 7", "tune.toml: not valid TOML (Expected newline"),
-        ("steps = 6", "stesp = 6", "tune.toml: line 4: stesp is no field"),
-        ("rank = 2", "rnak = 2", "tune.toml: line 8: lora.rnak is no field"),
+        ("steps = 6", "stesp = 6", "tune.toml: line 4: stesp is not a known field"),
+        ("rank = 2", "rnak = 2", "tune.toml: line 8: lora.rnak is not a known field"),
         ("steps = 6", 'steps = "6"', "tune.toml: line 4: steps: a whole number of 1 or more"),
         ("steps = 6", "steps = 6\nepochs = 2", "tune.toml: line 4: steps and epochs: give one"),
         ("batch = 2", "batch = 0", "tune.toml: line 5: batch: a whole number"),
