@@ -306,21 +306,33 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
     check(dearest)
 
 
-def test_a_job_pays_for_the_program_that_its_specification_is_checked_with() -> None:
+@pytest.mark.parametrize(
+    ("width", "kind", "seats"), [(3, transitions.CREATE_TASK, []), (4, group_transitions.CREATE_GROUP, [1, 0])]
+)
+def test_a_job_pays_for_the_program_that_its_specification_is_checked_with(
+    width: int, kind: int, seats: list[Value]
+) -> None:
     """The largest, which nobody asked for before; later ones of the same sizes are found."""
-    raw = encode_spec(spec().changed(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "silu")))
+    raw = encode_spec(spec().changed(model=Model("mlp", (5, width, 5, width, 5, width, 5, width, 2), "silu")))
     world, requester, answers = World(), b"q" * 20, list[str | None]()
     credit(world.state, requester, 1000 * DKB)
     assert calls_of(lambda: decode_spec(raw)) < 1_100, "nobody pays for what is refused"
-    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    calls = calls_of(lambda: answers.append(world.send(requester, kind, [raw, *seats])))
     assert answers == [None]
-    gas = world.rules[transitions.CREATE_TASK].gas
+    gas = world.rules[kind].gas
     assert 20_000 < calls < PROGRAM_CALLS_PER_1000_GAS * gas / 1000
 
 
-@pytest.mark.parametrize(("layers", "clip", "least"), [(CLIPPED_MAX // 14, NANO, 0.45), (75, 0, 0.9)])
+@pytest.mark.parametrize(
+    ("layers", "clip", "least", "kind", "seats"),
+    [
+        (CLIPPED_MAX // 14, NANO, 0.45, transitions.CREATE_TASK, []),
+        (75, 0, 0.9, transitions.CREATE_TASK, []),
+        (75, 0, 0.9, group_transitions.CREATE_GROUP, [1, 0]),
+    ],
+)
 def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
-    layers: int, clip: int, least: float
+    layers: int, clip: int, least: float, kind: int, seats: list[Value]
 ) -> None:
     """All of a layer that a job may have: no other check or pattern of a program takes more.
 
@@ -330,7 +342,7 @@ def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
     part: Any = job.part
     job = job.changed(
         model=part.model._replace(layers=layers, tied=0, biased=1), rates=part.rates._replace(clip_nano=clip),
-        optimiser=part.optimiser._replace(weight_decay_nano=1, beta1_nano=layers),
+        optimiser=part.optimiser._replace(weight_decay_nano=1, beta1_nano=layers + kind),
     )  # fmt: skip
     raw, world, requester, answers = encode_spec(job), World(), b"q" * 20, list[str | None]()
     credit(world.state, requester, 1000 * DKB)
@@ -338,9 +350,9 @@ def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
     plan = job.plan()
     assert isinstance(plan, tuning_plan.TuningPlan)
     assert STEP_CALLS_MAX * least < plan.step_calls <= STEP_CALLS_MAX
-    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    calls = calls_of(lambda: answers.append(world.send(requester, kind, [raw, *seats])))
     assert answers == [None]
-    assert 60_000 < calls < PROGRAM_CALLS_PER_1000_GAS * world.rules[transitions.CREATE_TASK].gas / 1000
+    assert 60_000 < calls < PROGRAM_CALLS_PER_1000_GAS * world.rules[kind].gas / 1000
 
     def use() -> None:
         program = job.program()
