@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
-from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
+from state.primitives.merkle import MerkleProof, MerkleTree, merkle_root, verify_merkle_proof
 from tasks.programs.builder import Builder
 from tasks.programs.program import Computation, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
@@ -128,10 +128,12 @@ def positions_of(lot: bytes, links: int, samples: int) -> tuple[int, ...]:
     return tuple(sorted(drawn))
 
 
-def show(states: Sequence[bytes], position: int) -> ShownLink:
-    """Return a link of a chain with its paths."""
-    before, after = (merkle_proof(states, at).siblings for at in (position, position + 1))
-    return ShownLink(position, states[position], states[position + 1], before, after)
+def show(states: Sequence[bytes], positions: Sequence[int]) -> tuple[ShownLink, ...]:
+    """Return links of a chain with their paths."""
+    tree = MerkleTree(states)
+    return tuple(
+        ShownLink(at, states[at], states[at + 1], tree.siblings(at), tree.siblings(at + 1)) for at in positions
+    )
 
 
 def shows(link: ShownLink, root: bytes, links: int, seed: bytes) -> bool:

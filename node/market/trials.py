@@ -174,7 +174,8 @@ class SpeedTrials:
         if len(states) <= record.links or await trio.to_thread.run_sync(root_of, states) != record.root:
             raise ChainLost("the chain of a speed trial is not the one that this machine committed to")
         wanted = positions_of(record.lot, record.links, self._parameters.trial_samples)
-        await self._wallet.send(SHOW_TRIAL, [[shown_to_value(show(states, at)) for at in wanted]])
+        links = await trio.to_thread.run_sync(show, states, wanted)
+        await self._wallet.send(SHOW_TRIAL, [[shown_to_value(link) for link in links]])
 
     async def judge(self, record: TrialRecord) -> None:
         """Run the links that another machine shows, and answer with their results."""

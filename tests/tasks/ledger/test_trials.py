@@ -81,7 +81,7 @@ class Trialists:
         elif record.phase is TrialPhase.SHOWING:
             states = self.chains[machine]
             wanted = positions_of(record.lot, record.links, world.parameters.trial_samples)
-            shown = [shown_to_value(show(states, at)) for at in wanted]
+            shown = [shown_to_value(link) for link in show(states, wanted)]
             assert world.send(machine, SHOW_TRIAL, [shown]) is None
         elif record.phase is TrialPhase.JUDGING and record.verifier not in self.silent:
             assert world.send(record.verifier, JUDGE_TRIAL, [machine, self.answer(record)]) is None
@@ -523,7 +523,7 @@ def test_what_is_sent_at_another_time_or_by_others_is_refused() -> None:
     while trialists.trial(machine).phase is not TrialPhase.SHOWING:
         trialists.act(machine)
         world.block()
-    first = show(trialists.chains[machine], 0)
+    (first,) = show(trialists.chains[machine], [0])
     for links in ([first], [first._replace(after=b"x" * 32)] * 4):
         assert world.send(machine, SHOW_TRIAL, [[shown_to_value(link) for link in links]]) == "bad_evidence"
     trialists.act(machine)
