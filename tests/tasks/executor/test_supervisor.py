@@ -20,7 +20,7 @@ from tasks.engines.errors import EngineMissing
 from tasks.executor import sandbox
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import ChildFrame, Finished, Hello, Progress, Segment
-from tasks.executor.supervisor import ProcessBackend, ProcessOptions
+from tasks.executor.supervisor import ProcessBackend, ProcessOptions, _file_of
 from tests.tasks.executor.helpers import children, endless_order, ignore, impostor, job_processes, make_order
 
 ROOT = Path(__file__).parents[3]
@@ -204,6 +204,18 @@ async def test_a_job_that_computes_silently_is_not_taken_for_a_stopped_one(tmp_p
     options = ProcessOptions(python=impostor(tmp_path, HELLO, silent, last), quiet_s=1.0)
     with pytest.raises(JobFailed, match="diverged"):
         await ProcessBackend(options).run(make_order(), ignore)
+
+
+def test_a_model_that_is_handed_over_cannot_be_changed_or_cut() -> None:
+    descriptor = _file_of(b"model")
+    try:
+        for change in (lambda: os.pwrite(descriptor, b"x", 0), lambda: os.pwrite(descriptor, b"x", 5),
+                       lambda: os.ftruncate(descriptor, 0)):  # fmt: skip
+            with pytest.raises(PermissionError):
+                change()
+        assert os.read(descriptor, 9) == b"model" and not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 async def test_a_job_is_not_late_where_its_node_stood_still(tmp_path: Path) -> None:
