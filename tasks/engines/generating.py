@@ -90,8 +90,9 @@ class Generator(Steps):
         """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
 
         ``claimed`` is a later state that may be right. Its tokens are guesses: they change how long a run takes,
-        and nothing else. Raises StateInvalid, SourceInvalid.
+        and nothing else. Raises StateInvalid, SourceInvalid, UnsupportedJob.
         """
+        plan.check()
         runner = Runner(plan.program, arrays)
         held = runner.load(SourceKind.MODEL, model)
         if wide:

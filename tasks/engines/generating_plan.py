@@ -34,7 +34,6 @@ def _check(shape: GenerateShape) -> None:
 
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)
 def _program(shape: GenerateShape) -> Program:
-    _check(shape)
     return generate_program(shape, checks_bounds=False)
 
 
@@ -62,7 +61,7 @@ class GeneratingPlan:
             raise UnsupportedJob(str(error)) from None
 
     def check(self) -> None:
-        """Raises UnsupportedJob where ``program`` does, without building all layers."""
+        """Raises UnsupportedJob where a number of the program could leave the exact range."""
         try:
             _check(self.shape)
         except ProgramInvalid as error:
@@ -70,7 +69,7 @@ class GeneratingPlan:
 
     @property
     def program(self) -> Program:
-        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
+        """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
         try:
             return _program(self.shape)
         except ProgramInvalid as error:

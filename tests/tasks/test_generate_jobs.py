@@ -15,9 +15,11 @@ from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Ending, Side
 from tasks.engines.generating import Generator, first_state
 from tasks.engines.state import TrainingState
+from tasks.engines.tuning_plan import COSTS_HELD_MAX
 from tasks.kinds.generate import GENERATE_CALLS_MAX
 from tasks.ledger.lifecycle import Phase
 from tasks.programs.generate import MADE
+from tasks.programs.generate_units import generate_cost
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
 from tests.tasks.generated import STEPS, generated
@@ -68,6 +70,11 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
 def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         decode_spec(encode_spec(SPEC.changed(**change)))
+
+
+def test_the_work_units_of_as_many_jobs_are_known_as_of_fine_tuning() -> None:
+    """Each proof of a window asks for them: with jobs of many shapes no validator computes them each time."""
+    assert generate_cost.cache_info().maxsize == COSTS_HELD_MAX
 
 
 def test_a_step_of_too_many_calls_is_refused_with_their_number() -> None:
