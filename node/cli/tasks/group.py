@@ -50,7 +50,7 @@ def post_group(
 ) -> tuple[bytes, Receipt]:  # fmt: skip
     """Create a group with all its seats; return its ID and the receipt of its first transaction.
 
-    What of it fails leaves a group that is not whole. It expires, and all that it has locked returns.
+    If adding seats fails, the group is never matched: it expires, and all that it has locked returns.
     """
     roots = [*start_roots(decode_spec(raw), members), *[b""] * spares]
     receipt, signed = send_signed(client, key, CREATE_GROUP, [raw, members, spares], what, yes=yes, prepare=bring)
@@ -88,7 +88,7 @@ def show_group(group: Group, *, as_json: bool) -> None:
             "members": f"{group.members}, of which {group.ended} have ended",
             "spares": f"{group.spares}, of which {group.standby} stand by",
             "speed": band,
-            "look for a machine": str(group.lost),
+            "without a machine": str(group.lost),
             "final windows": str(group.final_windows),
         },
         as_json=False,
