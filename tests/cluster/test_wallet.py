@@ -126,6 +126,11 @@ def test_the_faucet_is_a_member(net: Network) -> None:
     net.verb("kill", "faucet")
     assert shown("list")["state"] == "killed"
     assert net.state("validator-0") == "running"
+    ready = net.root / "faucet/run/ready.json"
+    net.verb("restart", "faucet")
+    assert shown("list")["state"] == "running" and ready.exists()
+    net.verb("stop", "faucet")
+    assert shown("list")["state"] == "stopped" and not ready.exists()
     net.verb("restart", "faucet")
     assert shown("list")["state"] == "running"
 
