@@ -73,6 +73,7 @@ _DISPUTE_KEY_BYTES: Final = 1 + 32 + 4 + 1 + 4
 _BATCH: Final = 32
 PROOFS: Final = 32
 _VALIDATOR: Final = SecretKey(b"\x01" * 32)
+_BONDS: Final = (Purpose.WORKER_BOND, Purpose.CUSTODY_BOND)
 _IDLE_FEE: Final = 100_000_000
 """The chain is idle but for this market: its base fee is the least."""
 
@@ -128,8 +129,8 @@ def _called(state: Reader, task: bytes, window: int, address: bytes) -> list[tup
     return [(number, seal.seal) for number, seal in called if seal.address == address]
 
 
-def _held_bond(state: Reader, task: bytes, worker: bytes) -> int:
-    return Vault.load(Overlay(state), task, lambda _event: None, 0).held(Pool.BOND, worker)
+def _held(state: Reader, pool: Pool, task: bytes, owner: bytes) -> int:
+    return Vault.load(Overlay(state), task, lambda _event: None, 0).held(pool, owner)
 
 
 class _State:
@@ -240,7 +241,7 @@ class View(Actions):
 
     def worker_bond(self, task: bytes, worker: bytes) -> int:
         """Return S: what a worker has locked for a task."""
-        return self.read(_held_bond, task, worker)
+        return self.read(_held, Pool.BOND, task, worker)
 
     def has_custody(self, task: bytes) -> bool:
         """Tell whether the outputs of a task lie in custody."""
@@ -274,7 +275,7 @@ class View(Actions):
     def challenge_price(self, task: bytes, window: int) -> int:
         """Return what the next outsider's challenge of a window locks."""
         docket = self.read(load_docket, task, window)
-        held = self.read(_held_bond, task, self.window(task, window).worker)
+        held = self.read(_held, Pool.BOND, task, self.window(task, window).worker)
         return challenge_bond(held, docket.seals - docket.first_seal)
 
     def find_break(self, task: bytes, number: int, leaves: Sequence[SegmentLeaf]) -> Break | None:
@@ -492,14 +493,18 @@ class Market(View):
         return fund_balance(self.state)
 
     def bond_lost(self, address: bytes, registered: int, tasks: Iterable[bytes]) -> int:
-        """Return what a machine lost of its bonds: of the ``registered`` one and of those for ``tasks``."""
+        """Return what a machine lost of its bonds: of the ``registered`` one and of those for ``tasks``.
+
+        These are the bonds of workers and of custodians. What is locked still is not lost.
+        """
         node = self.node(address)
         lost = registered - (node.bond if node is not None else registered)
         for task in tasks:
+            lost -= sum(self.read(_held, pool, task, address) for pool in (Pool.BOND, Pool.CUSTODY))
             for line in queries.bill(self.state, task).lines:
                 if line.party != address:
                     continue
-                if line.purpose == Purpose.WORKER_BOND and line.movement == Movement.LOCKED:
+                if line.purpose in _BONDS and line.movement == Movement.LOCKED:
                     lost += line.amount
                 elif line.purpose == Purpose.BOND_RETURN:
                     lost -= line.amount

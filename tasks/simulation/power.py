@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tasks.simulation.rules import Absent
 from tasks.simulation.search import Job, Score, settings_of
+from tasks.simulation.stage import CUSTODY
 from tasks.simulation.strategies import STRATEGIES
 
 __all__ = ["Pair", "Prevented", "choose", "pairs", "verdict"]
@@ -71,7 +72,7 @@ class Prevented(NamedTuple):
 def pairs(rule: Absent, settings: int, first: int, markets: int) -> list[Pair]:
     """Return the pairs that look for what a rule prevents: ``settings`` of each of its aims."""
     return [
-        Pair(*(Job(aim.strategy, name, setting, first, markets) for name in (rule.name, "")))
+        Pair(*(Job(aim.strategy, name, {CUSTODY: True, **setting}, first, markets) for name in (rule.name, "")))
         for aim in rule.aims
         for setting in settings_of(_BY_NAME[aim.strategy], settings, aim.setting)
     ]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tasks.simulation.dice import Dice
 from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
-from tasks.simulation.stage import COST, Cast, Outcome, Setting, conditions_of, honest_cast, play
+from tasks.simulation.stage import COMMON, CUSTODY, Cast, Outcome, Setting, conditions_of, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES, Strategy
 
 __all__ = [
@@ -201,7 +201,7 @@ def _honest(number: int, setting: tuple[tuple[str, Any], ...], rule: str, own: b
 
 def _baseline(strategy: Strategy, setting: Setting, number: int, rule: str) -> Outcome:
     if strategy.baseline is honest_cast:
-        counts = tuple((name, setting[name]) for name in ("share", COST) if name in setting)
+        counts = tuple((name, setting[name]) for name in ("share", *COMMON) if name in setting)
         return _honest(number, counts, rule, strategy.own_tasks, strategy.custody)
     return play(
         strategy.baseline, setting, number, _rules(rule), own_tasks=strategy.own_tasks, custody=strategy.custody
@@ -269,9 +269,9 @@ def evaluate(job: Job) -> Score:
 
 
 def explore(strategies: Iterable[Strategy], rule: str, settings: int, markets: int) -> list[Job]:
-    """Return the jobs that look for the best setting of each strategy."""
+    """Return the jobs that look for the best setting of each strategy. Outputs lie in custody, as by default."""
     return [
-        Job(strategy.name, rule, setting, 0, markets)
+        Job(strategy.name, rule, {**setting, CUSTODY: True}, 0, markets)
         for strategy in strategies
         for setting in settings_of(strategy, settings)
     ]

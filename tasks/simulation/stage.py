@@ -27,8 +27,11 @@ Setting = Mapping[str, int | float | str | bool]
 
 COST: Final = "cost"
 LENGTH: Final = "length"
-"""Parameters that each setting may have besides those of its strategy."""
-BLOCKS_MAX: Final = 2_000
+CUSTODY: Final = "custody"
+COMMON: Final = (COST, LENGTH, CUSTODY)
+"""Parameters that each setting may have besides those of its strategy; they hold for honest agents too."""
+BLOCKS_MAX: Final = 6_000
+"""More than the longest market takes: one that is cut off counts what is locked as spent."""
 FAR_MS: Final = 1 << 50
 BONDING_BLOCKS: Final = 3
 """A machine registers, accepts a sponsor, and is bonded for."""
@@ -273,7 +276,7 @@ def play(
 
     Its conditions are drawn unless given. Raises AssertionError if money is made or lost.
     """
-    dice = Dice(number.to_bytes(8, "big"))
+    dice, custody = Dice(number.to_bytes(8, "big")), bool(setting.get(CUSTODY, custody))
     share = int(setting.get("share", 20))
     stage = Stage(conditions or conditions_of(number, setting), share, dice, own_tasks, custody=custody)
     plotting = list(cast(stage, setting))

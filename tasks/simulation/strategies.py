@@ -203,7 +203,7 @@ _CANCELS: Final = {
 
 
 def _griefing(stage: Stage, setting: Setting) -> Sequence[Agent]:
-    requester = GriefingRequester(stage.requester, stage.jobs(TASKS), stage.off, stage.plot)
+    requester = GriefingRequester(stage.requester, stage.jobs(TASKS), stage.off, stage.plot, keeps=stage.custody)
     requester.cancels_in = _CANCELS[str(setting["cancels"])]
     requester.cancels_after_windows = int(setting["cancels_after"])
     requester.withholds_inputs = bool(setting["withholds"])
@@ -219,7 +219,7 @@ def _overloading(stage: Stage, setting: Setting) -> Sequence[Agent]:
     tasks = int(setting["tasks"])
     steps = min(SEGMENT_STEPS_MAX, stage.conditions.segment_steps * int(setting["slowness"]))
     jobs = stage.jobs(tasks, steps)
-    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot)
+    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot, keeps=stage.custody)
     worker = JunkWorker(
         stage.worker, stage.worker_offer()._replace(slots=tasks, price_per_tera_unit=1), stage.costs(0), stage.off,
         stage.plot, stage.dice.fork("forger"),
@@ -341,7 +341,7 @@ def _reposting(stage: Stage, setting: Setting) -> Sequence[Agent]:
         job._replace(max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"]))))
         for job in stage.jobs(TASKS)
     ]
-    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot)
+    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot, keeps=stage.custody)
     requester.cancels_in = _CANCELS[str(setting["cancels"])]
     requester.reposts = int(setting["reposts"])
     return [stage.idle_worker(), *stage.honest_verifiers(), requester]

@@ -27,10 +27,18 @@ class GriefingRequester(Requester):
     accuses = False
     """Whether verifiers of its plot call the windows of its tasks unavailable while they are checked."""
 
-    def __init__(self, account: Account, jobs: Sequence[JobSpec], off: OffChain, plot: Plot) -> None:
+    def __init__(
+        self, account: Account, jobs: Sequence[JobSpec], off: OffChain, plot: Plot, *, keeps: bool = False
+    ) -> None:
+        """With ``keeps`` it asks for custody of its outputs."""
         super().__init__(account, jobs, off)
         self.plot = plot
+        self._keeps = keeps
         self._asked: set[tuple[bytes, str]] = set()
+
+    def beside(self, view: View, task: bytes, job: JobSpec) -> list[Action]:
+        """Ask for custody with the task."""
+        return [view.ask_custody(self.address, task, job)] if self._keeps else []
 
     def on_post(self, task: bytes) -> None:
         """Withhold the inputs; have the task's results called unavailable."""
