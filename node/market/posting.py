@@ -31,7 +31,6 @@ __all__ = [
     "follow",
     "make_digits_job",
     "next_of",
-    "put_contents",
     "put_digits_of",
     "say_input",
     "say_update",
@@ -113,19 +112,6 @@ def _put_digits(
         if control is None and key is None:
             return dataset, blob_of_file(path).blob_id
         return dataset, client.upload(path, control=control, key=key, progress=progress)
-
-
-def put_contents(
-    client: Client, contents: Sequence[bytes], *, control: Path | None, key: SecretKey,
-    progress: Progress | None = None,
-) -> None:  # fmt: skip
-    """Put blobs where workers find them, as ``make_digits_job`` puts its data set."""
-    place = None if control is None else control.parent
-    for content in contents:
-        with tempfile.NamedTemporaryFile(dir=place, suffix=".blob") as file:
-            file.write(content)
-            file.flush()
-            client.upload(Path(file.name), control=control, key=key, progress=progress)
 
 
 def say_input(kept: Custody) -> str:

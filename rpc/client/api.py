@@ -33,6 +33,7 @@ from rpc.client.core import (
     Pause,
     Post,
     ReadClock,
+    RunBlocking,
     Steps,
     Stream,
     hexed,
@@ -66,7 +67,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import decode_transaction, sign_transaction
 
-__all__ = ["Api", "each", "one", "send", "send_signed"]
+__all__ = ["Api", "each", "one", "send", "send_beside", "send_signed", "wait_for"]
 
 _S = TypeVar("_S", bound=ResultObject)
 _T = TypeVar("_T")
@@ -244,7 +245,7 @@ def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
     return result
 
 
-def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
+def wait_for(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
     """Submit a signed transaction and return its receipt when it is final.
 
     If the gateway that accepted it becomes unreachable, it is submitted to another one; this is harmless. Raises
@@ -424,6 +425,49 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
             core.drop_nonce(address, nonce)
 
 
+def send_beside(
+    core: Core, key: SecretKey, kind: int, payload: list[Value], *,
+    beside: Callable[[bytes], tuple[int, list[Value]]] | None = None,
+    note: Callable[[bytes, bytes | None], None] | None = None,
+) -> Flow[tuple[Receipt, bytes, bytes | None]]:  # fmt: skip
+    """Send a transaction, and one beside it with the next nonce, so that no block has the first one alone.
+
+    ``beside`` returns kind and payload for the signed first one. It is submitted before the first one, for which
+    it waits in the pools of all nodes. ``note`` gets the signed bytes of both before anything is submitted: who
+    keeps them can submit them again after an interruption, which is harmless.
+
+    Returns the receipt of the first one, its bytes, and those of the second one; None if it was not taken. Raises
+    as ``send``.
+    """
+    check_key("key", key)
+    nonces: list[int] = []
+    yield from core.lock_account(key.address)
+    try:
+        try:
+            raw, second = (yield from _sign(core, key, kind, payload)), None
+            nonces.append(decode_transaction(raw).nonce)
+            if beside is not None:
+                nonces.append(nonces[0] + 1)
+                second = yield from _sign(core, key, *beside(raw), nonce=nonces[1])
+            for nonce in nonces:
+                core.note_nonce(key.address, nonce)
+            if note is not None:
+                yield RunBlocking(partial(note, raw, second))
+            if second is not None:
+                try:
+                    yield from _submit(core, second)
+                except (ClientError, GatewayUnreachable):
+                    second = None
+            with suppress(GatewayUnreachable):  # it may have been taken
+                yield from _submit(core, raw)
+        finally:
+            core.unlock_account(key.address)
+        return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw, second
+    finally:
+        for nonce in nonces:
+            core.drop_nonce(key.address, nonce)
+
+
 def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:
     """Transfer ``amount`` of 10^-18 DKB; return the receipt of the final transaction. Raises as ``wait``."""
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than this client
@@ -597,7 +641,7 @@ class Api:
     machine = FlowMethod(_machine)
     machines = StreamMethod(_machines)
     submit = FlowMethod(_submit)
-    wait = FlowMethod(_wait)
+    wait = FlowMethod(wait_for)
     sign = FlowMethod(_sign)
     send = FlowMethod(send)
     transfer = FlowMethod(_transfer)

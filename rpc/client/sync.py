@@ -37,6 +37,7 @@ from rpc.client.core import (
     Stream,
 )
 from rpc.client.errors import GatewayUnreachable
+from rpc.client.jobs import JobApi
 from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
 from state.primitives.errors import DekubeError
@@ -52,7 +53,7 @@ OVERHEAD_BYTES_MAX: Final = 1024 * 1024
 """Bytes of an answer beside its body: headers, and the framing of small chunks."""
 
 
-class Client(Api, NetworkApi, TaskApi, BlobApi):
+class Client(Api, NetworkApi, TaskApi, JobApi, BlobApi):
     """Client of the gateways at ``urls`` (http or https); uses the first that answers. Not thread-safe."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:

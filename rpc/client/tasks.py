@@ -73,7 +73,16 @@ if TYPE_CHECKING:
     from tasks.engines.state import TrainingState
     from tasks.spec import JobSpec
 
-__all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate", "spec_of"]
+__all__ = [
+    "CreatedTask",
+    "TaskApi",
+    "TaskResult",
+    "TaskUpdate",
+    "ask_custody_terms",
+    "ask_quote",
+    "put_file",
+    "spec_of",
+]
 
 FETCH_TIMEOUT_S: Final = 600.0
 PAGE: Final = 100
@@ -157,7 +166,7 @@ class TaskResult:
 # Questions
 
 
-def _quote_task(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[TaskQuote]:
+def ask_quote(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[TaskQuote]:
     """Return the cost of a task with the job ``spec`` (canonical bytes), and objections to the job.
 
     With a ``task`` of that job, machines that left it are not counted as free.
@@ -178,7 +187,7 @@ def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
     from tasks.ledger.screening import check_start
     from tasks.spec import decode_spec
 
-    quote = yield from _quote_task(core, spec)
+    quote = yield from ask_quote(core, spec)
     known = [(item.code, item.text) for item in quote.objections]
     here = yield RunBlocking(partial(check_start, decode_spec(spec)))
     known += [(code, text) for code, text in here if code not in dict(known)]
@@ -235,7 +244,7 @@ def _custody(core: Core, task: bytes, window: int) -> Flow[Custody | None]:
     return one(core, Custody, "custody", "dekube_getCustody", task=hexed(task), window=window)
 
 
-def _custody_terms(core: Core, task: bytes) -> Flow[CustodyTerms | None]:
+def ask_custody_terms(core: Core, task: bytes) -> Flow[CustodyTerms | None]:
     """Return the terms of a task's custody; None if its requester asked for none."""
     check_hash("task", task)
     return one(core, CustodyTerms, "terms", "dekube_getCustody", task=hexed(task), window=0)
@@ -279,7 +288,7 @@ def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = Fals
     from tasks.ledger.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
     check_key("key", key)
-    quote = yield from (_quote_task(core, spec) if anyway else _check_job(core, spec))
+    quote = yield from (ask_quote(core, spec) if anyway else _check_job(core, spec))
     receipt, raw = yield from send_signed(core, key, CREATE_TASK, [spec])
     return CreatedTask(task_id_of(key.address, decode_transaction(raw).nonce), quote.total, receipt)
 
@@ -513,7 +522,7 @@ def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[A
 # Bulk data: through a node of this machine where there is one, else through the gateway
 
 
-def _put_file(
+def put_file(
     core: Core, file: Path, *, control: Path | None = None, key: SecretKey | None = None,
     progress: Progress | None = None,
 ) -> Flow[bytes]:  # fmt: skip
@@ -618,7 +627,7 @@ def _result(
         custodians = [] if kept is None else [keeper.address for keeper in kept.custodians]
         sources = list(dict.fromkeys([*custodians, found.worker, *(machine.address for machine in machines)]))
     spec = yield RunBlocking(partial(spec_of, record))
-    terms = yield from _custody_terms(core, task)
+    terms = yield from ask_custody_terms(core, task)
     opened = None
     if terms is not None and not terms.is_public:
         opened = yield RunBlocking(partial(_opener_of, terms, spec, key))
@@ -730,7 +739,7 @@ def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
 class TaskApi:
     """Methods of both clients about tasks."""
 
-    quote_task = FlowMethod(_quote_task)
+    quote_task = FlowMethod(ask_quote)
     check_job = FlowMethod(_check_job)
     task = FlowMethod(_task)
     tasks = StreamMethod(_tasks)
@@ -739,7 +748,7 @@ class TaskApi:
     disputes = StreamMethod(_disputes)
     dispute = FlowMethod(_dispute)
     custody = FlowMethod(_custody)
-    custody_terms = FlowMethod(_custody_terms)
+    custody_terms = FlowMethod(ask_custody_terms)
     group = FlowMethod(_group)
     bill = FlowMethod(_bill)
     create_task = FlowMethod(_create_task)
@@ -756,5 +765,5 @@ class TaskApi:
     sponsor_machine = FlowMethod(_sponsor_machine)
     withdraw_sponsor = FlowMethod(_withdraw_sponsor)
     follow = StreamMethod(_follow)
-    upload = FlowMethod(_put_file)
+    upload = FlowMethod(put_file)
     result = FlowMethod(_result)

@@ -48,7 +48,7 @@ class RowsInvalid(ProtocolError):
     def __init__(self, text: str, line: int | None = None, column: int | None = None) -> None:
         place = "" if line is None else f"line {line}: " if column is None else f"line {line}, column {column}: "
         super().__init__(place + text)
-        self.line, self.column = line, column
+        self.text, self.line, self.column = text, line, column
 
 
 class TokenizersMissing(EngineMissing):

@@ -13,10 +13,11 @@ import trio
 
 from node.cli.tasks.keeping import end_custody
 from node.home.load import load_node_options
-from node.market.posting import Job, make_digits_job, next_of_update, put_contents, say_update
+from node.market.posting import Job, make_digits_job, next_of_update, say_update
 from node.process.control import ControlUnavailable, ask_node
 from rpc.client import Client, TaskEnded
 from rpc.client.core import hexed
+from rpc.client.jobs import blobs_of
 from rpc.client.results import Bill, BillLine
 from state.primitives.address import format_address, parse_address
 from state.primitives.hashing import digest
@@ -169,7 +170,7 @@ class Scenario:
 
     def _tuning_job(self, client: Client) -> TuningJob:
         job = make_tuning_job(digest(b"scenario", self._story.name.encode()), MAX_PRICE_PER_TERA_UNIT)
-        put_contents(client, (job.model, job.rows), control=self._home.control, key=self._requester)
+        client.put_contents(blobs_of(job), control=self._home.control, key=self._requester)
         return job
 
     def _train(self, job: TuningJob) -> bytes:

@@ -21,14 +21,16 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.group import MEMBERS_MAX, check_seats, post_group, seats_price, tell_posted
-from node.cli.tasks.job_file import make_job, read_job, told_job
+from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
+from node.cli.tasks.told import told_job
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_contents, put_digits_of
+from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
+from rpc.client.jobs import JobQuote, blobs_of, make_job
 from rpc.client.results import TaskQuote
 from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
@@ -39,12 +41,12 @@ from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.custody_quotes import FEW_CUSTODIANS
-from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
+from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
 if TYPE_CHECKING:
-    from node.cli.tasks.job_file import MadeJob
+    from rpc.client.jobs import MadeJob
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 
@@ -201,10 +203,10 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     check_overwrite(save, yes=yes, option="--save")
     with session.client() as client:
         raw, made = _job(client, recipe)
-        amounts = client.quote_task(raw)
-    job = decode_spec(raw)
-    objections = _objections(job, amounts)
-    spec = spec_to_json(decode_spec(raw))
+        quoted = client.quote_job(decode_spec(raw))
+    job, amounts = quoted.spec, quoted.amounts
+    objections = _objections(quoted)
+    spec = spec_to_json(job)
     if save is not None:
         import json
 
@@ -303,13 +305,13 @@ def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
     }
 
 
-def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:
-    """Return the obstacles to a job: those that the gateway knows, and those found here."""
-    found = [(item.code, item.text) for item in quoted.objections]
-    here = [*kind_objections(job), *check_start(job)]
-    if job.dataset.blob == DIGITS_BLOB:  # the gateway's node may not hold it yet
-        here = [*dataset_objections(job, DIGITS_FACTS), *here]
-    return found + [(code, text) for code, text in here if code not in dict(found)]
+def _objections(quoted: JobQuote) -> list[tuple[str, str]]:
+    """Return the obstacles to a job; the gateway's node may not hold the built-in data set yet."""
+    found = list(quoted.objections)
+    if quoted.spec.dataset.blob == DIGITS_BLOB:
+        here = dataset_objections(quoted.spec, DIGITS_FACTS)
+        found += [(code, text) for code, text in here if code not in dict(found)]
+    return found
 
 
 def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
@@ -407,8 +409,12 @@ def create(
         if made is None and spec.dataset.blob != DIGITS_BLOB:
             for given in spec.inputs()[0 if private is None else 1 :]:
                 _tell_of_data(client, given.blob)
-        quoted = client.quote_task(raw)
-        objections = _objections(spec, quoted) if private is None else private.objections(quoted)
+        if private is None:
+            found = client.quote_job(spec)
+            quoted, objections = found.amounts, _objections(found)
+        else:
+            quoted = client.quote_task(raw)
+            objections = private.objections(quoted)
         if keeps_input or holders:
             objections += [(item.code, item.text) for item in quoted.notices if item.code == FEW_CUSTODIANS]
         if objections and not anyway:
@@ -427,9 +433,9 @@ def create(
 
         def bring() -> None:
             if made is not None:
-                blobs = (made.model, made.rows) if private is None else (made.model,)
-                put_contents(
-                    client, blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
+                blobs = blobs_of(made) if private is None else (made.model,)
+                client.put_contents(
+                    blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
                 )
             if private is not None:
                 put_private(client, private.job, private.control)

@@ -368,7 +368,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "tuning file", Target(
         of_file("job.toml", read_job), (TUNING, GENERATING),
-        ("node.cli.tasks.job_file:read_job", "node.cli.tasks.job_fields:JobFields.__init__"),
+        ("node.cli.tasks.job_file:read_job", "tasks.requests.fields:JobFields.__init__"),
         (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "light client's file", Target(

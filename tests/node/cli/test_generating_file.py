@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from node.cli.tasks.generating_file import told_generating
-from node.cli.tasks.job_file import make_job, read_job
+from node.cli.tasks.job_file import read_job
 from node.cli.tasks.result import _completions, _decoder, _told_completions
+from node.cli.tasks.told import told_generating
 from node.cli.tasks.views import _job
 from rpc.client import NoResult, ResultMismatch
+from rpc.client.jobs import make_job
 from rpc.client.tasks import TaskResult
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError

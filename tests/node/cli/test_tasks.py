@@ -21,6 +21,7 @@ from node.cli.workers import _measured
 from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
+from rpc.client.jobs import JobQuote, judge_job
 from rpc.client.results import BillLine, CustodyLine, Group, Task, read_result
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -73,6 +74,9 @@ class Requested:
         assert blob == JOB.dataset.blob
         self.asked.append("is_held")
         return self.held
+
+    def quote_job(self, spec: JobSpec) -> JobQuote:
+        return judge_job(spec, self.quote_task(encode_spec(spec)))
 
     def quote_task(self, _raw: bytes) -> Any:
         objections, notices = (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from node.cli.tasks.job_file import make_job, read_job
+from node.cli.tasks.job_file import read_job
+from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start

@@ -488,7 +488,7 @@ async def test_a_payment_that_comes_after_others_says_so_and_is_not_lost(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc.client.api, "WAIT_MS", 100)
-    monkeypatch.setattr(rpc.client.api._wait, "__kwdefaults__", {"timeout_s": 0.1})
+    monkeypatch.setattr(rpc.client.api.wait_for, "__kwdefaults__", {"timeout_s": 0.1})
     chain = Node(tmp_path / "db")
     chain.mint()
     shell.ask("import", "alice", "--secret-file", "-", *shell.file, stdin=ALICE.secret.hex() + "\n")

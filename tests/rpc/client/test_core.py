@@ -21,7 +21,7 @@ from rpc.client import (
     OtherChain,
     TransactionRefused,
 )
-from rpc.client.api import GRACE_S, _sign, _submit, _wait, send
+from rpc.client.api import GRACE_S, _sign, _submit, send, wait_for
 from rpc.client.block_stream import REPLAY_BATCH, REPLAY_MAX, notifications
 from rpc.client.core import BATCH_MAX, Core, Flow, Post, http_url
 from rpc.gateway.dispatch import DispatchOptions
@@ -287,7 +287,7 @@ def test_a_transaction_is_given_to_the_gateway_that_takes_over() -> None:
         return answer
 
     world = World(gateway(0), gateway(1))
-    assert world.run(_wait(world.core, RAW)).succeeded
+    assert world.run(wait_for(world.core, RAW)).succeeded
     assert pools[0] == pools[1] == {"0x" + RAW.hex()}
 
 
@@ -297,11 +297,11 @@ def test_a_rule_that_refuses_and_a_wait_in_vain_are_told_apart() -> None:
 
     world = World(refused)
     with pytest.raises(TransactionRefused) as caught:
-        world.run(_wait(world.core, RAW))
+        world.run(wait_for(world.core, RAW))
     assert (caught.value.reason, caught.value.hash) == ("stake_insufficient", keccak(RAW))
     world.all[0].answer = lambda m, _: {"hash": RAW_HASH} if "send" in m else {"receipt": None, "pending": True}
     with pytest.raises(TransactionRefused) as caught:
-        world.run(_wait(world.core, RAW, timeout_s=30))
+        world.run(wait_for(world.core, RAW, timeout_s=30))
     assert caught.value.reason == ""
     assert world.now_s == pytest.approx(30)
     assert len(world.all[0].asked) < 200, "who says so at once is not asked without a pause"
@@ -315,7 +315,7 @@ def test_a_wait_takes_no_longer_than_it_may(timeout_s: float) -> None:
 
     world = World(receipt_waiters)
     with pytest.raises(TransactionRefused):
-        world.run(_wait(world.core, RAW, timeout_s=timeout_s))
+        world.run(wait_for(world.core, RAW, timeout_s=timeout_s))
     assert world.now_s == pytest.approx(timeout_s)
     assert world.pauses == []
 
@@ -325,7 +325,7 @@ def test_a_wait_takes_no_longer_than_it_may(timeout_s: float) -> None:
 
     world = World(taken_and_gone)
     with pytest.raises((TransactionRefused, GatewayUnreachable)):
-        world.run(_wait(world.core, RAW, timeout_s=timeout_s))
+        world.run(wait_for(world.core, RAW, timeout_s=timeout_s))
     assert world.now_s <= timeout_s + GRACE_S
 
 

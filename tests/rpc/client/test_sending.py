@@ -28,9 +28,10 @@ from rpc.client.api import (
     _submit,
     _transaction,
     send,
+    send_beside,
     send_signed,
 )
-from rpc.client.core import Core, Flow, gather
+from rpc.client.core import Core, Flow, gather, hexed
 from rpc.client.tasks import _bill, _create_task, _follow
 from rpc.protocol.errors import RpcError
 from state.primitives.hashing import keccak
@@ -281,6 +282,38 @@ def test_who_signs_knows_what_was_signed() -> None:
     found, raw = world.run(send_signed(world.core, KEY, 1, []))
     assert found.transaction_hash == keccak(raw)
     assert decode_transaction(raw).nonce == 3
+
+
+def test_a_pair_has_consecutive_nonces_is_noted_first_and_submitted_from_behind() -> None:
+    pool, noted = Pool(), list[tuple[bytes, bytes | None]]()
+    world = World(pool.answer)
+
+    def note(first: bytes, second: bytes | None) -> None:
+        assert pool.raws == []
+        noted.append((first, second))
+
+    flow = send_beside(world.core, KEY, 1, [], beside=lambda raw: (1, [keccak(raw)]), note=note)
+    _, first, second = world.run(flow)
+    assert second is not None and noted == [(first, second)]
+    assert [decode_transaction(raw).nonce for raw in (first, second)] == [3, 4]
+    assert pool.raws == [hexed(second), hexed(first)]
+    assert world.core.next_nonce(KEY.address, 3) == 3
+
+
+def test_the_first_of_a_pair_is_sent_although_the_second_is_refused() -> None:
+    class Picky(Pool):
+        def answer(self, method: str, params: Any) -> Any:
+            if (
+                method == "dekube_sendTransaction"
+                and decode_transaction(bytes.fromhex(params["raw"][2:])).nonce == 4
+            ):
+                raise RpcError("insufficient_funds", "not so much")
+            return super().answer(method, params)
+
+    pool = Picky()
+    world = World(pool.answer)
+    _, first, second = world.run(send_beside(world.core, KEY, 1, [], beside=lambda _raw: (1, [])))
+    assert second is None and pool.raws == [hexed(first)]
 
 
 # Lists and streams that would not end

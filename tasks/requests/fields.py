@@ -1,66 +1,63 @@
-"""The fields of a file that describes a job (TOML), each read strictly; errors name file and line."""
+"""The fields of a request, each read strictly; errors name the field, and file and line where there is a file."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from state.primitives.errors import ConfigError
 from tasks.programs.operators.scalars import NANO
+from tasks.requests.errors import RequestInvalid
 
-__all__ = ["EXPECTED", "JobFields"]
+__all__ = ["JobFields"]
 
-EXPECTED: Final = "a job in TOML (docs/tasks.md, Fine-tuning and Generating)"
 _INTEGER_MAX: Final = 1 << 31
 
 
 class JobFields:
-    """The fields of a file, each read with its type; errors name file and line."""
+    """The fields of a request, each read with its type."""
 
-    def __init__(self, file: Path, text: str) -> None:
-        """Raises ConfigError."""
-        self._file, self._lines = file, text.splitlines()
-        try:
-            self._values: dict[str, Any] = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-            raise ConfigError(f"{file}: not valid TOML ({error}); expected {EXPECTED}") from None
+    def __init__(
+        self, values: Mapping[str, Any], *, file: str = "",
+        line_of: Callable[[str], int | None] = lambda _name: None,
+    ) -> None:  # fmt: skip
+        """``file`` is named in errors, and relative paths start at its folder; ``line_of`` knows its lines."""
+        self._values, self._file, self._line_of = dict(values), file, line_of
 
     @property
-    def file(self) -> Path:
-        """The file."""
+    def file(self) -> str:
+        """The file; empty where there is none."""
         return self._file
 
     def expect(self, known: Sequence[str], table: str = "", inner: Sequence[str] = ()) -> None:
-        """Take the fields of ``table`` to the others. Raises ConfigError for fields that are not known."""
+        """Take the fields of ``table`` to the others. Raises RequestInvalid for fields that are not known."""
         found: dict[str, Any] = {}
         if table:
             found = self._values.pop(table, {})
             if not isinstance(found, dict):
-                raise self.wrong(table, f"a table expected: [{table}] with {', '.join(inner)}")
+                raise self.wrong(table, f"{table}: fields expected: {', '.join(inner)}")
         for values, names, before in ((self._values, known, ""), (found, inner, f"{table}.")):
             for name in values:
                 if name not in names:
                     raise self.wrong(name, f"{before}{name} is not a known field; known are {', '.join(names)}")
         self._values |= found
 
-    def wrong(self, name: str, what: str) -> ConfigError:
+    def wrong(self, name: str, what: str) -> RequestInvalid:
         """Return the error about a field, with its line."""
-        pattern = re.compile(rf"\s*\[?\s*[\"']?{re.escape(name)}[\"']?\s*[]=]")
-        line = next((number for number, text in enumerate(self._lines, 1) if pattern.match(text)), None)
-        place = "" if line is None else f" line {line}:"
-        return ConfigError(f"{self._file}:{place} {what}")
+        return RequestInvalid(what, file=self._file, line=self._line_of(name), field=name)
 
     def text(self, name: str, otherwise: str | None = None) -> str:
         """Return a text."""
         value = self._values.get(name, otherwise)
         if value is None:
-            raise ConfigError(f"{self._file}: {name} is missing; expected {EXPECTED}")
+            raise RequestInvalid(f"{name} is missing", file=self._file, field=name)
         if not isinstance(value, str) or not value or "\0" in value:
-            raise self.wrong(name, f"{name}: a text expected, in quotes")
+            raise self.wrong(name, f"{name}: a text expected")
         return value
+
+    def path(self, name: str) -> str:
+        """Return a path; a relative one starts at the folder of the file."""
+        return posixpath.join(posixpath.dirname(self._file), self.text(name))
 
     def whole(self, name: str, otherwise: int, least: int = 1) -> int:
         """Return a whole number."""

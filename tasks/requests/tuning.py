@@ -1,17 +1,15 @@
-"""A job of fine-tuning in a file (TOML): a model, rows, and settings that all have a default."""
+"""A request to fine-tune: a model, rows, and settings that all have a default."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from node.cli.tasks.job_fields import JobFields
+from tasks.models.jobs import TuningSettings
+from tasks.models.rows import LONG_ROWS
+from tasks.programs.operators.schedules import SCHEDULES
+from tasks.requests.fields import JobFields
 
-if TYPE_CHECKING:
-    from tasks.models.jobs import TuningJob, TuningSettings
-
-__all__ = ["TuningFile", "told_tuning", "tuning_of"]
+__all__ = ["TuningRequest", "tuning_of"]
 
 _WHOLE: Final = ("epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps")
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
@@ -25,21 +23,17 @@ _OTHER_NAMES: Final = {
 _TARGETS: Final = tuple(_OTHER_NAMES.values())
 
 
-class TuningFile(NamedTuple):
-    """A file that was read: where the model and the rows lie, and what is to be done with them."""
+class TuningRequest(NamedTuple):
+    """Where the model and the rows lie, and what is to be done with them; ``file`` names the request."""
 
-    file: Path
-    model: Path
-    data: Path
+    file: str
+    model: str
+    data: str
     settings: TuningSettings
 
 
-def tuning_of(fields: JobFields) -> TuningFile:
-    """Return what a file describes. Paths in it start at its folder. Raises ConfigError, naming file and line."""
-    from tasks.models.jobs import TuningSettings
-    from tasks.models.rows import LONG_ROWS
-    from tasks.programs.operators.schedules import SCHEDULES
-
+def tuning_of(fields: JobFields) -> TuningRequest:
+    """Return what is asked for. Raises RequestInvalid."""
     usual = TuningSettings()
     fields.expect((*_TEXTS, *_WHOLE, *_FRACTIONS), "lora", _LORA)
     if fields.both("epochs", "steps"):
@@ -60,8 +54,7 @@ def tuning_of(fields: JobFields) -> TuningFile:
         clip_nano=fields.nano("clip", usual.clip_nano),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
     )
-    folder = fields.file.parent
-    return TuningFile(fields.file, folder / fields.text("model"), folder / fields.text("data"), settings)
+    return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings)
 
 
 def _targets(fields: JobFields, otherwise: tuple[str, ...]) -> tuple[str, ...]:
@@ -72,13 +65,3 @@ def _targets(fields: JobFields, otherwise: tuple[str, ...]) -> tuple[str, ...]:
     if not named or len(named) != len(value) or not set(named) <= set(_TARGETS) or len(set(named)) < len(named):
         raise fields.wrong("targets", f"targets: a list of some of {', '.join(_TARGETS)} expected")
     return tuple(named)
-
-
-def told_tuning(job: TuningJob) -> Mapping[str, str]:
-    """Return what a person sees of a job before it is posted."""
-    part: Any = job.spec.part
-    rows = part.dataset
-    return {
-        "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them trained at most",
-        "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
-    }

@@ -1,0 +1,45 @@
+"""What a person sees of a job before it is posted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from node.cli.output import counted
+
+if TYPE_CHECKING:
+    from rpc.client.jobs import MadeJob
+    from tasks.models.generating import GeneratingJob
+    from tasks.models.jobs import TuningJob
+
+__all__ = ["told_generating", "told_job", "told_tuning"]
+
+
+def told_job(job: MadeJob) -> Mapping[str, str]:
+    """Return what a person sees of a job before it is posted."""
+    from tasks.models.generating import GeneratingJob
+
+    return told_generating(job) if isinstance(job, GeneratingJob) else told_tuning(job)
+
+
+def told_tuning(job: TuningJob) -> Mapping[str, str]:
+    """Return what is trained."""
+    part: Any = job.spec.part
+    rows = part.dataset
+    return {
+        "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them trained at most",
+        "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
+    }
+
+
+def told_generating(job: GeneratingJob) -> Mapping[str, str]:
+    """Return what is continued, and how."""
+    part: Any = job.spec.part
+    rows, decoding = part.dataset, part.decoding
+    ends = ", ".join(map(str, decoding.ends)) or "none"
+    return {
+        "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
+        f"{part.batch} at a time",
+        "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
+        "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model)} bytes of the model",
+    }

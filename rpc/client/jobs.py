@@ -1,0 +1,246 @@
+"""Jobs of one's own model and data: made, quoted and posted; shared by the command line, the SDK and services.
+
+A job is made of a request (``tasks.requests``). Whatever is wrong is found before anything is sent.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rpc.client.api import send, send_beside, wait_for
+from rpc.client.arguments import check_key
+from rpc.client.blobs import Progress
+from rpc.client.core import Core, Flow, RunBlocking, hexed
+from rpc.client.errors import ClientError, JobRefused, TransactionRefused
+from rpc.client.flow_methods import FlowMethod
+from rpc.client.results import CustodyTerms, TaskQuote
+from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, put_file
+from state.primitives.codec import Value
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from tasks.models.generating import GeneratingJob
+    from tasks.models.jobs import TuningJob
+    from tasks.requests.reading import Request
+    from tasks.spec import JobSpec
+
+    MadeJob: TypeAlias = TuningJob | GeneratingJob
+
+__all__ = ["JobApi", "JobQuote", "SignedJob", "blobs_of", "judge_job", "make_job", "put_contents"]
+
+MATCH_MS: Final = 600_000
+"""How long a machine is looked for, if a program does not say."""
+
+
+class JobQuote(NamedTuple):
+    """What creating a task would lock, and the obstacles to it: code and text, of the gateway and found here."""
+
+    spec: JobSpec
+    amounts: TaskQuote
+    objections: tuple[tuple[str, str], ...]
+
+
+class SignedJob(NamedTuple):
+    """The signed transactions of a task that is being posted, in bytes; ``custody`` has the next nonce."""
+
+    task: bytes
+    create: bytes
+    custody: bytes | None
+
+
+def make_job(
+    request: Request, *, seed: bytes, max_price_per_tera_unit: int, match_ms: int = MATCH_MS,
+    data: bytes | None = None,
+) -> MadeJob:  # fmt: skip
+    """Return the job of a request, with its blobs; ``data`` is taken instead of the file of that name.
+
+    It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
+    is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
+    a missing extra.
+    """
+    from state.primitives.errors import DecodeError
+    from tasks.engines.errors import EngineMissing, UnsupportedJob
+    from tasks.models.errors import ModelError, RowsInvalid
+    from tasks.models.generating import make_generating
+    from tasks.models.jobs import make_tuning
+    from tasks.models.opening import open_model
+    from tasks.requests.errors import RequestInvalid
+    from tasks.requests.generating import GeneratingRequest
+    from tasks.spec import decode_spec, encode_spec
+
+    rows = _rows(request) if data is None else data
+    terms = {"seed": seed, "max_price_per_tera_unit": max_price_per_tera_unit, "match_ms": match_ms}
+    job: MadeJob
+    try:
+        with open_model(Path(request.model)) as opened:
+            if isinstance(request, GeneratingRequest):
+                job = make_generating(opened, rows, request.settings, **terms)  # type: ignore[arg-type]
+            else:
+                job = make_tuning(opened, rows, request.settings, **terms)  # type: ignore[arg-type]
+        decode_spec(encode_spec(job.spec))
+    except RowsInvalid as error:
+        raise RequestInvalid(
+            error.text, file=request.data, line=error.line, column=error.column, field="data", code=error.code
+        ) from None
+    except ModelError as error:
+        raise RequestInvalid(str(error), file=request.model, field="model", code=error.code) from None
+    except (UnsupportedJob, DecodeError) as error:
+        text = f"the job cannot run: {error}"
+        raise RequestInvalid(text, file=request.file, code=error.code) from None
+    except EngineMissing as error:
+        raise RequestInvalid(str(error), code=error.code) from None
+    return job
+
+
+def _rows(request: Request) -> bytes:
+    """Return the rows that a request names. Raises RequestInvalid."""
+    from tasks.models.rows import FILE_BYTES_MAX
+    from tasks.requests.errors import RequestInvalid
+
+    path = Path(request.data)
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestInvalid("not a file", file=request.data, field="data")
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX + 1)  # whoever reads them refuses more by name
+    except OSError as error:
+        where = f" in {request.file}" if request.file else ""
+        text = f"{error.strerror}; data{where} names a file of JSON lines"
+        raise RequestInvalid(text, file=request.data, field="data") from None
+
+
+def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
+    """Return the contents that workers of a job fetch."""
+    return job.model, job.rows
+
+
+def put_contents(
+    core: Core, contents: Sequence[bytes], *, control: Path | None = None, key: SecretKey | None = None,
+    progress: Progress | None = None,
+) -> Flow[tuple[bytes, ...]]:  # fmt: skip
+    """Put contents where workers find them, as ``upload`` puts a file; return their names."""
+    # Beside the control socket: the node, which may be in another container, opens the file by its path.
+    place = None if control is None else control.parent
+    found = []
+    for content in contents:
+        with tempfile.NamedTemporaryFile(dir=place, suffix=".blob") as file:
+            yield RunBlocking(partial(file.write, content))
+            file.flush()
+            found.append((yield from put_file(core, Path(file.name), control=control, key=key, progress=progress)))
+    return tuple(found)
+
+
+def judge_job(spec: JobSpec, amounts: TaskQuote) -> JobQuote:
+    """Return the quote of a job with what is found here against it. A large model's start is computed: seconds."""
+    from tasks.ledger.screening import check_start, kind_objections
+
+    found = [(item.code, item.text) for item in amounts.objections]
+    here = [*kind_objections(spec), *check_start(spec)]
+    return JobQuote(spec, amounts, (*found, *((code, text) for code, text in here if code not in dict(found))))
+
+
+def _quote_job(core: Core, spec: JobSpec) -> Flow[JobQuote]:
+    """Return what creating a task of a job would lock, and the obstacles to it; nothing is sent."""
+    from tasks.spec import encode_spec
+
+    amounts = yield from ask_quote(core, encode_spec(spec))
+    quoted: JobQuote = yield RunBlocking(partial(judge_job, spec, amounts))
+    return quoted
+
+
+def _post_job(
+    core: Core, key: SecretKey, job: MadeJob, *, control: Path | None = None, custody: bool | None = None,
+    anyway: bool = False, note: Callable[[SignedJob], None] | None = None, progress: Progress | None = None,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Upload the blobs of a job and create its task; return when it is final.
+
+    Drawn machines keep the outputs, on a chain with custody, unless ``custody`` is False. ``note`` gets what was
+    signed before anything is submitted: who keeps it can submit it again after an interruption, and pays once.
+
+    Raises JobRefused for a job with objections, unless ``anyway`` is set, before anything is uploaded; errors of
+    ``upload``; ClientError and TransactionRefused as ``create_task``.
+    """
+    from tasks.custody.keys import public_key_root
+    from tasks.ledger.custody_transitions import ASK_CUSTODY
+    from tasks.ledger.transitions import CREATE_TASK, task_id_of
+    from tasks.spec import encode_spec
+
+    check_key("key", key)
+    quoted = yield from _quote_job(core, job.spec)
+    if quoted.objections and not anyway:
+        raise JobRefused(quoted.objections)
+    yield from put_contents(core, blobs_of(job), control=control, key=key, progress=progress)
+    locked = quoted.amounts.total
+    terms = _Custody(public_key_root(job.spec.windows), quoted.amounts.custody)
+    is_kept = bool(custody) or (custody is None and terms.amount > 0)
+
+    def task_of(raw: bytes) -> bytes:
+        return task_id_of(key.address, decode_transaction(raw).nonce)
+
+    def noted(raw: bytes, beside: bytes | None) -> None:
+        if note is not None:
+            note(SignedJob(task_of(raw), raw, beside))
+
+    def ask(raw: bytes) -> tuple[int, list[Value]]:
+        return ASK_CUSTODY, terms.values(task_of(raw))
+
+    spec = encode_spec(job.spec)
+    receipt, raw, asked = yield from send_beside(
+        core, key, CREATE_TASK, [spec], beside=ask if is_kept else None, note=noted
+    )
+    task = task_of(raw)
+    if is_kept:
+        yield from _finish_custody(core, key, task, terms, asked)
+    return CreatedTask(task, locked + (terms.amount if is_kept else 0), receipt)
+
+
+class _Custody(NamedTuple):
+    """Public terms of custody of a task, and what they lock."""
+
+    key_root: bytes
+    amount: int
+
+    def values(self, task: bytes) -> list[Value]:
+        return [task, self.key_root, 0, self.amount]
+
+
+def _finish_custody(core: Core, key: SecretKey, task: bytes, terms: _Custody, asked: bytes | None) -> Flow[None]:
+    """Wait until the terms of custody are final. If they are refused the task is cancelled: it would have none.
+
+    An interrupted program may have left equal terms; these are as good.
+    """
+    from tasks.ledger.custody_transitions import ASK_CUSTODY
+    from tasks.ledger.transitions import CANCEL_TASK
+
+    try:
+        if asked is not None:
+            yield from wait_for(core, asked)
+        else:
+            yield from send(core, key, ASK_CUSTODY, terms.values(task))
+    except TransactionRefused as error:
+        found: CustodyTerms | None = yield from ask_custody_terms(core, task)
+        if found is not None and (found.key_root, found.inputs) == (terms.key_root, 0):
+            return
+        if not error.reason:  # it may still become final
+            raise
+        with suppress(ClientError, TransactionRefused):
+            yield from send(core, key, CANCEL_TASK, [task])
+        raise TransactionRefused(
+            f"task {hexed(task)} has no custody and was cancelled: {error}", reason=error.reason
+        ) from None
+
+
+class JobApi:
+    """Methods of both clients about jobs of one's own model and data."""
+
+    quote_job = FlowMethod(_quote_job)
+    post_job = FlowMethod(_post_job)
+    put_contents = FlowMethod(put_contents)
