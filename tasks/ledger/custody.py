@@ -46,7 +46,7 @@ from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.progress import arm_ended, enter_book, exclude, give_up_idle, hold_back, lose_worker
 from tasks.ledger.records import WindowRecord
 from tasks.ledger.registry import NodeRecord, NodeRole
-from tasks.ledger.settlement import pay_earned, refund_unreserved
+from tasks.ledger.settlement import charge_blamed, pay_earned, refund_unreserved
 from tasks.proofs import WindowProof
 from tasks.spec import JobSpec
 
@@ -75,6 +75,7 @@ __all__ = [
     "step_custody",
     "take",
     "terms_of",
+    "void_costs",
 ]
 
 CUSTODIAN_DRAWN: Final = EventType(
@@ -236,13 +237,27 @@ def is_held_up(case: Case, window: WindowRecord) -> bool:
     return record is not None and record.phase in (CustodyPhase.DRAWING, CustodyPhase.SIGNING)
 
 
-def drop_custody(case: Case, window: WindowRecord) -> None:
-    """Have the custody of a void window settled by a later deadline: many windows may be void at once."""
-    if not window.proof.custody:
+def drop_custody(case: Case, window: WindowRecord, *, blamed: bytes, is_silent: bool) -> None:
+    """Have the custody of a void window settled by a later deadline: many windows may be void at once.
+
+    Who is to blame pays for it as for the checks. So the reserve of the next proof is whole.
+    """
+    record = find_custody(case.state, window.task, window.number) if window.proof.custody else None
+    if record is None:
         return
-    record = find_custody(case.state, window.task, window.number)
-    if record is not None and not record.prover:
+    charge_blamed(case, window, _earned(case, record), blamed=blamed, is_silent=is_silent)
+    if not record.prover:
         save_custody(case.state, record._replace(phase=CustodyPhase.VOID), case.now)
+
+
+def void_costs(case: Case, windows: Sequence[WindowRecord]) -> int:
+    """Return what the custodians of windows have earned so far."""
+    records = (find_custody(case.state, one.task, one.number) for one in windows if one.proof.custody)
+    return sum(_earned(case, record) for record in records if record is not None)
+
+
+def _earned(case: Case, record: CustodyRecord) -> int:
+    return min(record.reserve, sum(_pay_of(case, record, holder) for holder in record.holders))
 
 
 # Draws and receipts

@@ -15,7 +15,7 @@ from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
 from tasks.errors import CustodyOff, CustodyRefused
 from tasks.ledger import reputation
-from tasks.ledger.custody import part_with, settle, step_custody
+from tasks.ledger.custody import part_with, settle, step_custody, void_costs
 from tasks.ledger.custody_records import (
     CustodyPhase,
     CustodyRecord,
@@ -97,6 +97,7 @@ def _prove_lie(case: Case, record: CustodyRecord) -> None:
     own = [one for one in case.open_windows() if one.worker == record.author]
     void = [one for one in case.open_windows() if own and one.number >= own[0].number]
     fees = sum(one.fee * sum(seat.findings is not None for seat in one.verifiers) for one in void)
+    fees += void_costs(case, void)
     share_lie(case, window, lie, (), record.prover, fees, void)
     if own:
         reject(case, own[0], WindowEvent.DROP, Reason.LIE_PROVEN, blamed=record.author, lie=lie)

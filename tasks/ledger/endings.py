@@ -52,8 +52,8 @@ def _void(
 ) -> None:  # fmt: skip
     dismiss(case, window, (*window.verifiers, *window.jurors))
     drop_disputes(case, window, lie)
-    drop_custody(case, window)
     pay_void_verifiers(case, window, blamed=blamed, is_silent=reason in _SILENT)
+    drop_custody(case, window, blamed=blamed, is_silent=reason in _SILENT)
     _close(case, window)
     case.advance_window(window.number, event, reason, reserve=0)
 

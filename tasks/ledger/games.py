@@ -15,6 +15,7 @@ from tasks.dispute.game import Ending, Side, Stage, play, turn_of
 from tasks.dispute.moves import MOVE_LIMIT_BYTES, decode_move
 from tasks.dispute.records import decode_game, encode_game
 from tasks.errors import BadEvidence, ChallengeClosed, ChallengeUnknown, MoveTooSoon, NotYours, WrongPhase
+from tasks.ledger.custody import void_costs
 from tasks.ledger.disputes import (
     SEALS_MAX,
     Challenger,
@@ -593,6 +594,7 @@ def lose_bond(
     first = own[0]
     void = [open_window for open_window in case.open_windows() if open_window.number >= first.number]
     fees = sum(one.fee * sum(seat.findings is not None for seat in one.verifiers) for one in void)
+    fees += void_costs(case, void)
     right = _right_verifiers(case, window, dispute)
     share_lie(case, window, dispute, right, _earliest_outsider(case, window, dispute), fees)
     if dispute.kind is Challenger.OUTSIDER:

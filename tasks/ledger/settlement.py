@@ -65,6 +65,7 @@ __all__ = [
     "bond_at",
     "bond_of",
     "budget_of",
+    "charge_blamed",
     "charge_of",
     "check_affordable",
     "check_budget",
@@ -551,6 +552,21 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
     )  # fmt: skip
     used = before - case.vault.held(Pool.CHECK)
     take_back(case.state, case.vault, window.reserve - used, window.number, case.parameters)
+
+
+def charge_blamed(case: Case, window: WindowRecord, amount: int, *, blamed: bytes, is_silent: bool) -> None:
+    """Put into custody what custodians of a void window earn, as far as what ``blamed`` forfeits suffices.
+
+    It is taken from where ``pay_void_verifiers`` takes its part. The rest is left to the requester.
+    """
+    vault = case.vault
+    for pool, owner in _blamed_sources(blamed, is_silent=is_silent):
+        taken = min(amount, vault.held(pool, owner))
+        vault.hold(
+            pool, Pool.CUSTODY, taken, Purpose.CUSTODY_PAY, owner=owner, target_owner=vault.payer,
+            subject=window.number,
+        )  # fmt: skip
+        amount -= taken
 
 
 def juror_fee(window: WindowRecord) -> int:

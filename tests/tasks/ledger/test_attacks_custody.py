@@ -81,7 +81,8 @@ def test_n3_random_bytes_in_custody_are_a_proven_lie_in_one_move(manner: str) ->
     assert worker in record.excluded and record.worker != worker
     assert record.next_window == record.final_windows, "its windows that are not final are void"
     shared = lines(world, task, Purpose.LIE_PROVEN)
-    assert sum(line.amount for line in shared) == bond
+    custody = [line for line in lines(world, task, Purpose.CUSTODY_PAY) if line.movement == Movement.HELD]
+    assert sum(line.amount for line in (*shared, *custody)) == bond
     mine = sum(line.amount for line in shared if line.party == PROVER)
     assert share(bond, 1_000) <= mine < share(bond, 1_001) + 1
     assert sum(line.amount for line in shared if line.movement == Movement.BURNED) >= share(bond, 2_000)
@@ -193,7 +194,8 @@ def test_n3_proofs_about_all_its_windows_in_one_block_take_the_bond_once() -> No
     bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
     taken = [
         line for line in queries.bill(world.state, task).lines
-        if line.pool == Pool.BOND and line.movement != Movement.LOCKED
+        if (line.pool == Pool.BOND and line.movement != Movement.LOCKED)
+        or (line.purpose == Purpose.CUSTODY_PAY and line.movement == Movement.HELD)
     ]  # fmt: skip
     assert sum(line.amount for line in taken) == bond
     assert not [line for line in taken if line.purpose == Purpose.BOND_RETURN]

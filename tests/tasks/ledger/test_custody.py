@@ -435,3 +435,25 @@ def test_a_void_window_leaves_its_custody_for_the_next_proof() -> None:
     terms = find_terms(world.state, task)
     assert terms is not None and (terms.live, terms.reserved) == (0, 0)
     assert escrow_totals(world.state, task).locked == 0
+
+
+@pytest.mark.parametrize("shown", [0, 2])
+def test_who_makes_windows_void_pays_their_custodians_and_the_next_proofs_have_whole_reserves(shown: int) -> None:
+    """They were paid of what the requester had locked for all proofs, and those of the result had nothing."""
+    world, liar, task = market(manner="garbage")
+    world.run(task, until=lambda record: record.next_window == 3)
+    until(world, task, 2, lambda record: record.phase is CustodyPhase.KEPT)
+    signed = sum(len(world.holders(task, window)) for window in range(3))
+    terms = find_terms(world.state, task)
+    assert terms is not None and world.task(task).final_windows == 0
+    assert world.reveal(task, shown, 0, STRANGER) is None
+    world.manner = "right"
+    world.add_machine(3, roles=WORK)
+    world.run_to(task, Phase.SETTLED)
+    void = [line for line in lines(world, task, Purpose.CUSTODY_PAY) if line.movement == Movement.HELD]
+    assert sum(line.amount for line in void) == signed * KEPT.custody_fee_min, "out of the liar's bond"
+    assert [load_custody(world.state, task, window).reserve for window in range(3)] == [terms.each] * 3
+    paid = [line for line in lines(world, task, Purpose.CUSTODY_PAY) if line.movement == Movement.PAID]
+    assert sum(line.amount for line in paid) == signed * KEPT.custody_fee_min
+    pass_days(world)
+    assert escrow_totals(world.state, task).locked == 0
