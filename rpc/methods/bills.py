@@ -30,7 +30,12 @@ from state.view import Reader
 from tasks.errors import TaskUnknown
 from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.custody import custody_budget
-from tasks.ledger.custody_quotes import CustodyLine, custody_lines, custody_notices
+from tasks.ledger.custody_quotes import (
+    CustodyLine,
+    custody_cost_notices,
+    custody_lines,
+    custody_notices,
+)
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.groups import spare_budget
 from tasks.ledger.lifecycle import Reason
@@ -112,7 +117,11 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         *machine_objections(job, seen.outlook),
         *cost_objections(job, parameters, gas, node.head.base_fee_next),
     ]
-    notices = [*machine_notices(job, seen.outlook), *seen.keeping]
+    notices = [
+        *machine_notices(job, seen.outlook),
+        *seen.keeping,
+        *custody_cost_notices(job, parameters, gas, node.head.base_fee_next),
+    ]
     checks = quote_checks(job, node.head.base_fee_next, parameters)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     for given in job.inputs()[1:]:

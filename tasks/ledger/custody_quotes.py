@@ -1,20 +1,28 @@
 """What custody of a job costs, as lines of its quote: by bytes and hours (market.md R35, R44).
 
-The quote also says if fewer machines than copies could keep anything now.
+The quote also says if fewer machines than copies could keep anything now, and if custody makes the costs of a job
+exceed the price of its work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from state.primitives.amounts import format_amount
 from state.view import Reader
-from tasks.ledger.custody import GIB, HOUR_MS, reserve_for
+from tasks.ledger.custody import GIB, HOUR_MS, custody_budget, reserve_for
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRole, candidates, is_available
-from tasks.ledger.screening import Objection
+from tasks.ledger.screening import Objection, side_costs
 from tasks.spec import JobSpec
 
-__all__ = ["FEW_CUSTODIANS", "CustodyLine", "custody_lines", "custody_notices"]
+__all__ = [
+    "CUSTODY_TOO_DEAR", "FEW_CUSTODIANS", "CustodyLine", "custody_cost_notices", "custody_lines", "custody_notices",
+]  # fmt: skip
+
+CUSTODY_TOO_DEAR: Final = "custody_exceeds_work"
+"""Code of the notice that with custody the costs of a job exceed the price of its work."""
 
 FEW_CUSTODIANS: Final = "few_custodians"
 """Code of the notice that fewer machines than copies could keep a blob now."""
@@ -79,3 +87,24 @@ def custody_notices(state: Reader, now_ms: int, parameters: TaskParameters) -> l
         "waits, and the task with it"
     )
     return [Objection(FEW_CUSTODIANS, text)]
+
+
+def custody_cost_notices(
+    spec: JobSpec, parameters: TaskParameters, gas: Mapping[str, int], base_fee: int
+) -> list[Objection]:  # fmt: skip
+    """Return that custody, checks and gas cost more than the work, where checks and gas alone do not.
+
+    Its price does not depend on the size of a window, so fewer windows help. Arguments are as of
+    ``cost_objections``.
+    """
+    custody, found = custody_budget(spec, parameters), side_costs(spec, parameters, gas, base_fee)
+    asked = base_fee * gas["ask_custody"]
+    if not found.total <= found.price < found.total + custody + asked:
+        return []
+    size = found.least_size(asked + custody // spec.windows)
+    text = (
+        f"custody of its outputs costs {format_amount(custody)} at most, checks and gas "
+        f"{format_amount(found.total + asked)}, its work {format_amount(found.price)} at most; it takes {size}, "
+        "or no custody"
+    )
+    return [Objection(CUSTODY_TOO_DEAR, text)]

@@ -42,12 +42,14 @@ __all__ = [
     "Objection",
     "Outlook",
     "check_start",
+    "SideCosts",
     "cost_objections",
     "dataset_objections",
     "kind_objections",
     "look_out",
     "machine_notices",
     "machine_objections",
+    "side_costs",
     "read_dataset_facts",
     "start_root",
 ]
@@ -309,24 +311,48 @@ def cost_objections(
     ``gas`` is by the kinds of transactions, ``base_fee`` the present one. The checks include the gas of verifiers.
     Checks that a genesis demands beyond the usual (audits of all, more verifiers) do not count: no job helps that.
     """
+    found = side_costs(spec, parameters, gas, base_fee)
+    if found.total <= found.price:
+        return []
+    text = (
+        f"checks and gas of it cost {format_amount(found.total)}, its work {format_amount(found.price)} at most; "
+        f"it takes {found.least_size(0)}"
+    )
+    return [Objection("costs_exceed_work", text)]
+
+
+class SideCosts(NamedTuple):
+    """What checks and gas of a job cost in all, and of one window; ``price`` is that of its work, at most."""
+
+    total: int
+    of_one: int
+    price: int
+    step_price: int
+    share_left_bps: int
+
+    def least_size(self, beside: int) -> str:
+        """Return from which size on the work costs as much as these and ``beside`` of one window, in words.
+
+        The window has so many segments that its checks are a bounded share of its price.
+        """
+        paid = max(1, self.step_price * self.share_left_bps)
+        steps = max(LEAST_SEGMENTS, -(-(self.of_one + beside) * TERA * BPS // paid))
+        return f"one window of {LEAST_SEGMENTS} segments and {steps} steps or more"
+
+
+def side_costs(spec: JobSpec, parameters: TaskParameters, gas: Mapping[str, int], base_fee: int) -> SideCosts:
+    """Return what checks and gas of a job cost; arguments are as of ``cost_objections``."""
     parameters = replace(
         parameters, audit_bps=0, verifiers=1, verifiers_sure=min(parameters.verifiers_sure, USUAL_VERIFIERS_MAX)
     )  # fmt: skip
     once = base_fee * sum(gas[kind] for kind in _KINDS_OF_TASK)
     each = base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
     budget = budget_of(spec, parameters)
-    costs = once + spec.windows * each + budget.verification
-    if costs <= budget.price:
-        return []
-    step_price = max(1, spec.step_units * spec.max_price_per_tera_unit)
-    # In one window with so many segments that its checks are a bounded share of its price.
-    share_left = BPS - max(parameters.verification_bps, CHECKED_BPS)
-    least_steps = -(-(once + each) * TERA * BPS // (step_price * share_left)) if share_left > 0 else 0
-    text = (
-        f"checks and gas of it cost {format_amount(costs)}, its work {format_amount(budget.price)} at most; "
-        f"it takes one window of {LEAST_SEGMENTS} segments and {max(least_steps, LEAST_SEGMENTS)} steps or more"
-    )
-    return [Objection("costs_exceed_work", text)]
+    return SideCosts(
+        once + spec.windows * each + budget.verification, once + each, budget.price,
+        max(1, spec.step_units * spec.max_price_per_tera_unit),
+        max(0, BPS - max(parameters.verification_bps, CHECKED_BPS)),
+    )  # fmt: skip
 
 
 def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:

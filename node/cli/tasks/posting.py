@@ -40,7 +40,7 @@ from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.ledger.custody_quotes import FEW_CUSTODIANS
+from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
@@ -205,7 +205,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         raw, made = _job(client, recipe)
         quoted = client.quote_job(decode_spec(raw))
     job, amounts = quoted.spec, quoted.amounts
-    objections = _objections(quoted)
+    objections = [*_objections(quoted), *_noticed(amounts, CUSTODY_TOO_DEAR)]
     spec = spec_to_json(job)
     if save is not None:
         import json
@@ -314,11 +314,18 @@ def _objections(quoted: JobQuote) -> list[tuple[str, str]]:
     return found
 
 
+def _noticed(quoted: TaskQuote, code: str) -> list[tuple[str, str]]:
+    """Return a notice that is an obstacle to what is asked for."""
+    return [(item.code, item.text) for item in quoted.notices if item.code == code]
+
+
 def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
     """Print why a job may have to wait, and the workers' messages; a data set that will be uploaded is not
     reported.
     """
     for item in quote.notices:
+        if item.code == CUSTODY_TOO_DEAR:
+            continue  # where custody is asked for it is an obstacle
         if with_data or item.code not in ("dataset_not_held", "model_not_held"):
             say(f"Note: {item.text}.")
     if (report := quote.reported) is not None:
@@ -416,7 +423,9 @@ def create(
             quoted = client.quote_task(raw)
             objections = private.objections(quoted)
         if keeps_input or holders:
-            objections += [(item.code, item.text) for item in quoted.notices if item.code == FEW_CUSTODIANS]
+            objections += _noticed(quoted, FEW_CUSTODIANS)
+        if is_kept is not False and members == 1:
+            objections += _noticed(quoted, CUSTODY_TOO_DEAR)
         if objections and not anyway:
             raise JobRefused(objections)
         for _, text in objections:
