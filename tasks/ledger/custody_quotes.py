@@ -18,8 +18,13 @@ from tasks.ledger.screening import Objection, side_costs
 from tasks.spec import JobSpec
 
 __all__ = [
-    "CUSTODY_TOO_DEAR", "FEW_CUSTODIANS", "CustodyLine", "custody_cost_notices", "custody_lines", "custody_notices",
-]  # fmt: skip
+    "CUSTODY_TOO_DEAR",
+    "FEW_CUSTODIANS",
+    "CustodyLine",
+    "custody_cost_notices",
+    "custody_lines",
+    "custody_notices",
+]
 
 CUSTODY_TOO_DEAR: Final = "custody_exceeds_work"
 """Code of the notice that with custody the costs of a job exceed the price of its work."""

@@ -41,16 +41,16 @@ __all__ = [
     "DatasetFacts",
     "Objection",
     "Outlook",
-    "check_start",
     "SideCosts",
+    "check_start",
     "cost_objections",
     "dataset_objections",
     "kind_objections",
     "look_out",
     "machine_notices",
     "machine_objections",
-    "side_costs",
     "read_dataset_facts",
+    "side_costs",
     "start_root",
 ]
 

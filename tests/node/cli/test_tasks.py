@@ -354,6 +354,20 @@ def test_a_data_set_that_too_few_machines_could_keep_is_refused_before_anything_
     assert "role storage" in done.stderr and client.asked[-1] == "create_task", "outputs alone: it is told"
 
 
+def test_custody_that_costs_more_than_the_work_is_refused_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = job_file(tmp_path)
+    client = Requested(held=True)
+    client.custody, client.custody_lines = 3 * 10**15, KEPT_LINES
+    client.notices = [("custody_exceeds_work", "custody of its outputs costs 0.003 DKB")]
+    for verb in ("quote", "create"):
+        with pytest.raises(JobRefused, match=r"costs 0\.003 DKB"):
+            run(monkeypatch, client, verb, "--spec", file, "--home", tmp_path)
+    done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--no-custody")
+    assert "0.003 DKB" not in done.stderr and client.asked[-1] == "create_task"
+
+
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     return {
         "address": address, "roles": ["compute"], "status": "active", "price_per_tera_unit": "100",

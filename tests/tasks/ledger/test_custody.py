@@ -440,7 +440,7 @@ def test_a_void_window_leaves_its_custody_for_the_next_proof() -> None:
 @pytest.mark.parametrize("shown", [0, 2])
 def test_who_makes_windows_void_pays_their_custodians_and_the_next_proofs_have_whole_reserves(shown: int) -> None:
     """They were paid of what the requester had locked for all proofs, and those of the result had nothing."""
-    world, liar, task = market(manner="garbage")
+    world, _, task = market(manner="garbage")
     world.run(task, until=lambda record: record.next_window == 3)
     until(world, task, 2, lambda record: record.phase is CustodyPhase.KEPT)
     signed = sum(len(world.holders(task, window)) for window in range(3))
