@@ -19,6 +19,7 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
 from state.primitives.listen import parse_host_port, parse_listen
+from tasks.executor.measures import MEASURES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -383,6 +384,9 @@ def check_options(options: NodeOptions) -> None:
         raise ConfigError(f"log.format: {options.log.format!r} is none of auto, text, json")
     if options.executor.engine not in ("auto", "numpy", "torch"):
         raise ConfigError(f"executor.engine: {options.executor.engine!r} is none of auto, numpy, torch")
+    for measure in options.executor.isolation:
+        if measure not in MEASURES:
+            raise ConfigError(f"executor.isolation: {measure!r} is none of {', '.join(MEASURES)}")
     if options.executor.backend != "process":
         raise ConfigError(
             f"executor.backend: {options.executor.backend!r} is not known; this version has: process"

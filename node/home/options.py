@@ -190,6 +190,8 @@ class ExecutorOptions:
     backend: str = "process"
     engine: str = "auto"
     """auto, numpy or torch."""
+    isolation: tuple[str, ...] = ()
+    """Measures without which no job may run here (docs/operations.md); all others are taken where they can be."""
     jobs_max: int = 1
     verifications_max: int = 1
 

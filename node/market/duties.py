@@ -47,7 +47,7 @@ from tasks.errors import TaskUnknown
 from tasks.executor.errors import JobGivenUp
 from tasks.executor.failure_count import ENDS_MAX, JobEnd
 from tasks.executor.service import Executor, ExecutorOptions
-from tasks.executor.supervisor import CHILD_MODULE, ProcessOptions
+from tasks.executor.supervisor import CHILD_MODULE, Capabilities, ProcessOptions
 from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.custody_queries import custody_duties, input_holders
 from tasks.ledger.lifecycle import ENDED
@@ -126,13 +126,22 @@ class DutyService:
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
         self._executor = executor = Executor(
             ExecutorOptions(
-                process=ProcessOptions(engine=options.executor.engine, child_module=self.child_module),
+                process=ProcessOptions(
+                    engine=options.executor.engine,
+                    child_module=self.child_module,
+                    isolation_required=frozenset(options.executor.isolation),
+                ),
                 jobs_max=options.executor.jobs_max,
                 verifications_max=options.executor.verifications_max,
             ),
             home.jobs,
             on_end=self._note_end,
+            on_start=self._note_start,
         )
+        self.capabilities: Capabilities | None = None
+        """What the last job process got on this machine, if there was one."""
+        self._is_unfit = False
+        """No job may run here: a measure of ``executor.isolation`` is not granted, or the engine is missing."""
         self.job_ends = 0
         """Job and check processes that ended unexpectedly since the start."""
         files = partial(KeyFiles, data_dir / "keys", secret=secret)
@@ -323,7 +332,7 @@ class DutyService:
                 self._attempts.look(trio.current_time())
                 if self._is_leaving or not is_machine:
                     pass
-                elif self.is_draining():
+                elif self.is_draining() or self._is_unfit:
                     if self.is_offered:
                         self._start(nursery, "register", self._suspend)
                 elif self._status() is NodeStatus.SUSPENDED:
@@ -405,6 +414,18 @@ class DutyService:
             self._attempts.went_well(key)
         finally:
             self._attempts.ended(key)
+
+    def _note_start(self, got: Capabilities) -> None:
+        if got == self.capabilities:
+            return
+        self.capabilities = got
+        if got.missing:
+            _log.warning(
+                "this machine does not grant all measures that isolate jobs", device=got.device,
+                granted=sorted(got.isolation), missing=sorted(got.missing),
+            )  # fmt: skip
+        else:
+            _log.info("jobs are isolated", device=got.device, granted=sorted(got.isolation))
 
     def _note_end(self, end: JobEnd) -> None:
         self.job_ends += 1
@@ -495,6 +516,15 @@ class DutyService:
 
         Duties do not wait for that: a node that restarts may have seconds for a move.
         """
+        if self._options.executor.isolation and {"compute", "verify"} & set(self._options.roles):
+            try:
+                await self._executor.probe()
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:
+                self._is_unfit = True
+                _log.error("no job may run on this machine, so it takes none", error=str(error))
+                return
         self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
         self._profile = await trio.to_thread.run_sync(
             describe_machine, self.address, self._options, self._speed.units_per_s

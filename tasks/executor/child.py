@@ -1,8 +1,8 @@
 """The job's process: ``python -m tasks.executor.child FD SCRATCH ENGINE MEMORY_MIB CPU_S NICENESS MODEL``.
 
-Order matters: leave the network, fix the environment, import what will be needed, give up files, user and
-privileges, and only then read the job. It ends when its work is done, when it is told to, or when the supervisor
-is gone.
+Order matters: leave the network and all files but the installation, fix the environment, import what will be
+needed, give up files, user, privileges and system calls, and only then read the job. It ends when its work is
+done, when it is told to, or when the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     sandbox.end_with_parent()
     os.nice(int(niceness))
     os.environ.update(THREADS)
-    isolation = sandbox.leave_network()
+    isolation = sandbox.leave_network() | sandbox.keep_installation(scratch)
     from tasks.executor.job import Failed, Hello
 
     link = _Link(socket.socket(fileno=int(descriptor)), int(model))
@@ -119,6 +119,7 @@ def main(arguments: list[str]) -> int:
             files_needed=late_loading,
         )
         sandbox.end_with(STDIN)
+        isolation |= sandbox.refuse_calls(files_needed=late_loading)
         link.send(Hello(arrays.device, isolation))
         return _serve(link, arrays)
     except _Orphaned:

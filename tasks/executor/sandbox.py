@@ -16,30 +16,24 @@ import os
 import resource
 import select
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
+import tasks
+from tasks.executor.landlock import give_up_files
+from tasks.executor.measures import CALLS, FILES, INSTALLATION, LIMITS, NETWORK, PRIVILEGES, USER
+from tasks.executor.system_calls import keep_calls_of_arithmetic, refuse_calls_of_others
+
 __all__ = [
-    "FILES",
-    "LIMITS",
-    "NETWORK",
-    "PRIVILEGES",
-    "USER",
     "close_in",
     "end_with",
     "end_with_parent",
+    "keep_installation",
     "leave_network",
+    "refuse_calls",
 ]
-
-NETWORK: Final = "network"
-"""A network namespace of its own, with not even a loopback that is up."""
-FILES: Final = "files"
-"""An empty directory as its root."""
-USER: Final = "user"
-"""Another user than the node's: nobody."""
-PRIVILEGES: Final = "privileges"
-"""No capabilities, and none gained by executing a program."""
-LIMITS: Final = "limits"
-"""Bounds on memory, CPU time, open files, new processes, and not a byte written to any file."""
 
 NOBODY: Final = 65534
 OPEN_FILES_MAX: Final = 32
@@ -61,6 +55,28 @@ def leave_network() -> frozenset[str]:
     else:
         got = _unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
     return frozenset({NETWORK}) if got else frozenset()
+
+
+def keep_installation(scratch: str) -> frozenset[str]:
+    """Give up all files but those that running programs takes, before any other thread or late module."""
+    _forbid_privileges()
+    done = give_up_files(_installation(), [scratch], _devices())
+    return frozenset({INSTALLATION}) if done else frozenset()
+
+
+def _installation() -> Iterator[str]:
+    """Return the files and folders that Python, NumPy and torch load something from, late or at once."""
+    yield from {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    yield from ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local", "/lib", "/lib64", "/etc/ld.so.cache")
+    yield from ("/etc/ssl/openssl.cnf", "/sys", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat")
+    yield from ("/proc/devices", "/proc/modules", "/proc/version", "/proc/driver/nvidia", "/proc/sys/vm")
+    beside = Path(tasks.__file__).parent.parent  # a checkout: its packages, and nothing else that lies there
+    yield from (str(path.parent) for path in beside.glob("*/__init__.py"))
+
+
+def _devices() -> Iterator[str]:
+    yield from ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+    yield from (str(path) for path in Path("/dev").glob("nvidia*"))
 
 
 def end_with_parent() -> None:
@@ -111,9 +127,19 @@ def close_in(
                 got.add(NETWORK)
     if _drop_capabilities():
         got.add(PRIVILEGES)
+    if files_needed:
+        give_up_files(_installation(), devices=_devices())  # of the folder for imports nothing is left either
+    elif give_up_files():
+        got.add(FILES)
     _limit(memory_bytes=memory_bytes, cpu_s=cpu_s, threads_allowed=threads_allowed)
     got.add(LIMITS)
     return frozenset(got)
+
+
+def refuse_calls(*, files_needed: bool) -> frozenset[str]:
+    """Give up system calls. Comes last: what the other functions of this module do is among them."""
+    done = refuse_calls_of_others() if files_needed else keep_calls_of_arithmetic()
+    return frozenset({CALLS, NETWORK}) if done else frozenset()
 
 
 def _effective_capabilities() -> int:
@@ -124,13 +150,18 @@ def _effective_capabilities() -> int:
     return 0
 
 
+def _forbid_privileges() -> bool:
+    """Have no program that is executed from now on gain a right. Tell whether it was done."""
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+
+
 def _drop_capabilities() -> bool:
     """Clear every capability set and forbid new ones. Tell whether both was done."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     cleared = libc.capset(ctypes.byref(header), ctypes.byref(nothing)) == 0
-    return bool(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and cleared)
+    return _forbid_privileges() and bool(cleared)
 
 
 def _limit(*, memory_bytes: int, cpu_s: int, threads_allowed: bool) -> None:

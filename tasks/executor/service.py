@@ -23,7 +23,7 @@ from tasks.executor.linking import Links, RunLinks
 from tasks.executor.players import Players
 from tasks.executor.playing import Play, Played
 from tasks.executor.results import TaskResult, Verdict, WindowResult
-from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions
+from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions, ignore_start
 from tasks.proofs import Code, SegmentLeaf
 from tasks.spec import JobSpec
 
@@ -69,17 +69,17 @@ def _ignore_end(_end: JobEnd) -> None:
 class Executor:
     """Runs jobs on a backend, keeps the journal, and meters.
 
-    ``on_end`` is told of each end of a process that nobody asked for.
+    ``on_end`` is told of each end of a process that nobody asked for, ``on_start`` what each process got.
     """
 
     def __init__(
         self, options: ExecutorOptions, journal_root: Path, backend: Backend | None = None, *,
-        on_end: Callable[[JobEnd], None] = _ignore_end,
+        on_end: Callable[[JobEnd], None] = _ignore_end, on_start: Callable[[Capabilities], None] = ignore_start,
     ) -> None:  # fmt: skip
         self._on_end, self._ends = on_end, Ends()
         self._options, self._journal = options, Journal(journal_root)
         self._scratch = journal_root / ".scratch"
-        self._backend = backend or ProcessBackend(options.process, self._scratch)
+        self._backend = backend or ProcessBackend(options.process, self._scratch, on_start=on_start)
         self._jobs = trio.CapacityLimiter(options.jobs_max)
         self._verifications = trio.CapacityLimiter(options.verifications_max)
         self._link_checks = trio.CapacityLimiter(1)

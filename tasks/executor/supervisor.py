@@ -42,6 +42,7 @@ from tasks.executor.job import (
     encode_frame,
 )
 from tasks.executor.linking import Links, RunLinks
+from tasks.executor.measures import FILES, MEASURES, USER
 from tasks.executor.pauses import Pauses
 from tasks.executor.playing import MoreMoves, Play, Played
 
@@ -54,6 +55,7 @@ __all__ = [
     "ProcessBackend",
     "ProcessOptions",
     "end_leftovers",
+    "ignore_start",
 ]
 
 CHILD_MODULE: Final = "tasks.executor.child"
@@ -116,6 +118,12 @@ class Capabilities:
     device: str
     isolation: frozenset[str]
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """Measures that such a job should have had: not the user, nor the empty root of engines that load late."""
+        spared = {USER} if self.device == "cpu:numpy" else {USER, FILES}
+        return frozenset(MEASURES) - spared - self.isolation
+
 
 class Backend(Protocol):
     """A way to run jobs: as processes now, in containers later.
@@ -140,11 +148,20 @@ class Backend(Protocol):
         """Have all jobs stand still meanwhile, but for chains of speed trials."""
 
 
+def ignore_start(_got: Capabilities) -> None:
+    """Tell nobody."""
+
+
 class ProcessBackend:
     """Jobs as processes of this machine, for the built-in kinds of work only."""
 
-    def __init__(self, options: ProcessOptions, scratch: Path | None = None) -> None:
+    def __init__(
+        self, options: ProcessOptions, scratch: Path | None = None, *,
+        on_start: Callable[[Capabilities], None] = ignore_start,
+    ) -> None:  # fmt: skip
+        """``on_start`` is told what each process got."""
         self._options, self._scratch = options, scratch
+        self._on_start = on_start
         self._pauses = Pauses()
 
     def pause(self) -> AbstractContextManager[None]:
@@ -186,13 +203,21 @@ class ProcessBackend:
                     if not is_trial:
                         stack.enter_context(self._pauses.joined(process))
                     pauses = Pauses() if is_trial else self._pauses
-                    await _Watch(self._options, order, process, stream, listener, more, pauses).run()
+                    await _Watch(self._options, order, process, stream, self._heard(listener), more, pauses).run()
             finally:
                 await process.end()
         finally:
             ours.close()
             os.close(our_end)
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _heard(self, listener: Listener) -> Listener:
+        async def heard(message: ChildFrame) -> None:
+            if isinstance(message, Hello):
+                self._on_start(Capabilities(message.device, message.isolation))
+            await listener(message)
+
+        return heard
 
     async def end_leftovers(self) -> int:
         """See Backend."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import structlog.testing
 import trio
 
 import node.market.duties
-from node.home.options import RegistryOptions
+from node.home.options import ExecutorOptions, RegistryOptions
 from node.market.duties import DutyService
 from node.market.machine import Rate
 from state.primitives.codec import Value
 from state.primitives.receipts import Receipt
 from state.transition.transfer import TRANSFER_KIND
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.registry import load_node, require_node
+from tasks.ledger.registry import NodeStatus, load_node, require_node
 from tasks.ledger.transitions import HEARTBEAT, REGISTER_NODE, UPDATE_NODE
 from tests.node.world import COIN, PARAMETERS, Machine, World, world_with
 
@@ -228,4 +229,33 @@ async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
             assert await bond_after_running() == least
         assert await bond_after_running() == 3 * least
         assert await bond_after_running() == 3 * least
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_machine_that_does_not_grant_the_isolation_it_must_leaves_the_market(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take tasks and fail each of them."""
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=True))
+    machine = Machine(world, 1, "compute", alone=True)
+
+    def is_status(wanted: NodeStatus) -> bool:
+        known = load_node(world.store, machine.wallet.address)
+        return known is not None and known.status is wanted
+
+    async with trio.open_nursery() as nursery:
+        for isolation, becomes in (
+            (("limits",), NodeStatus.ACTIVE),
+            (("limits", "a vault"), NodeStatus.SUSPENDED),
+            ((), NodeStatus.ACTIVE),
+        ):
+            machine.options = replace(
+                machine.options, registry=RegistryOptions(), executor=ExecutorOptions(isolation=isolation)
+            )
+            with structlog.testing.capture_logs() as logs:
+                await nursery.start(machine.run)
+                await world.mint_until(partial(is_status, becomes))
+                machine.stop()
+            said = [entry for entry in logs if entry["event"].startswith("no job may run on this machine")]
+            assert [entry["error"] for entry in said] == ["not granted here: a vault"] * ("a vault" in isolation)
         nursery.cancel_scope.cancel()

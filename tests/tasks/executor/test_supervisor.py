@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from tasks.engines.errors import EngineMissing
-from tasks.executor import sandbox
+from tasks.executor import measures
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import ChildFrame, Finished, Hello, Progress, Segment
 from tasks.executor.supervisor import ProcessBackend, ProcessOptions, _file_of
@@ -67,9 +67,9 @@ async def test_the_process_is_shut_in_as_it_says(tmp_path: Path, monkeypatch: py
         await ProcessBackend(ProcessOptions(engine="numpy"), tmp_path).run(endless_order(), listen)
     os.close(leaked)
     assert len(looked) == 1
-    assert sandbox.LIMITS in granted[0]
+    assert measures.LIMITS in granted[0]
     if os.geteuid() == 0:
-        assert sandbox.USER in granted[0]
+        assert measures.USER in granted[0]
     assert os.listdir(tmp_path) == []  # the scratch directory is gone
     assert looked[0] not in children(os.getpid())
 
@@ -85,20 +85,22 @@ def look_at(pid: int, granted: frozenset[str]) -> None:
     assert any(line.split()[:5] == ["Max", "file", "size", "0", "0"] for line in limits.splitlines())
     assert any(line.split()[:5] == ["Max", "core", "file", "size", "0"] for line in limits.splitlines())
     assert any(line.split()[:4] == ["Max", "processes", "0", "0"] for line in limits.splitlines())
-    if sandbox.USER in granted:
+    if measures.USER in granted:
         assert status["Uid"].split() == ["65534"] * 4
         assert status["Gid"].split() == ["65534"] * 4
         assert status["Groups"].strip() == ""
-    if sandbox.PRIVILEGES in granted:
+    if measures.PRIVILEGES in granted:
         assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
         assert status["NoNewPrivs"].strip() == "1"
+    if measures.CALLS in granted:
+        assert status["Seccomp"].strip() == "2"
     if os.geteuid() == 0:  # others may not look
         assert b"DEKUBE_TEST_SECRET" not in (process / "environ").read_bytes()
-        if sandbox.NETWORK in granted:
+        if measures.NETWORK in granted:
             assert os.readlink(process / "ns/net") != os.readlink("/proc/self/ns/net")
             devices = (process / "net/dev").read_text(encoding="ascii").splitlines()[2:]
             assert [line.split(":")[0].strip() for line in devices] == ["lo"]
-        if sandbox.FILES in granted:
+        if measures.FILES in granted:
             assert os.listdir(process / "root") == []
         stdin = dict(line.split(":\t") for line in (process / "fdinfo/0").read_text("ascii").splitlines())
         assert int(stdin["flags"], 8) & os.O_ASYNC  # the kernel tells it of its supervisor's end
@@ -138,7 +140,7 @@ async def test_probing_tells_what_a_job_gets() -> None:
     found = await ProcessBackend(ProcessOptions()).probe()
     assert found.device in {"cpu:numpy", "cuda:torch"}
     assert (await ProcessBackend(ProcessOptions(engine="numpy")).probe()).device == "cpu:numpy"
-    assert sandbox.LIMITS in found.isolation
+    assert measures.LIMITS in found.isolation
 
 
 async def test_a_job_that_is_cancelled_is_gone() -> None:
