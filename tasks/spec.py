@@ -26,7 +26,7 @@ from tasks.kinds.classifier import (
     Model,
     Optimiser,
 )
-from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, KindFields, read_fields
+from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, Found, KindFields, fields_by_name, read_fields
 from tasks.kinds.finetune import FINETUNE_FIELDS, FINETUNE_NAMES, KIND_FINETUNE, FinetunePart, RowSet
 from tasks.kinds.generate import GENERATE_FIELDS, GENERATE_NAMES, KIND_GENERATE, GeneratePart, PromptSet
 from tasks.kinds.plan import Input, JobPlan
@@ -58,6 +58,7 @@ __all__ = [
     "classifier_plan",
     "decode_spec",
     "encode_spec",
+    "read_checked_spec",
     "spec_hash",
 ]
 
@@ -152,6 +153,10 @@ class JobSpec(NamedTuple):
         """Return the bytes of all blobs that the job starts from."""
         return sum(given.size_bytes for given in self.inputs())
 
+    def model_bytes(self) -> int:
+        """Return the bytes of the job's frozen model; 0 if it has none."""
+        return sum(given.size_bytes for given in self.inputs() if given.kind is SourceKind.MODEL)
+
     def model_root(self) -> bytes:
         """Return the root of the job's frozen model; empty if it has none."""
         return b"".join(given.root for given in self.inputs() if given.kind == SourceKind.MODEL)
@@ -181,6 +186,11 @@ class JobSpec(NamedTuple):
     def step_units(self) -> int:
         """Work units of one step: those of its program. Raises UnsupportedJob."""
         return self.plan().step_units
+
+    @property
+    def state_limit_bytes(self) -> int:
+        """Upper bound of an encoded state. Raises UnsupportedJob."""
+        return self.plan().state_limit_bytes
 
     @property
     def step_ms(self) -> int:
@@ -287,6 +297,35 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
 )
 
 
+def _schedule_of(found: Found) -> Schedule:
+    return Schedule(*[found[f"schedule.{field}"] for field in Schedule._fields])
+
+
+def _spec_of(found: Found, kind: _Kind) -> JobSpec:
+    return JobSpec(
+        kind=found["kind"],
+        level=found["level"],
+        profile=found["profile"],
+        part=kind.part.of(found),
+        seed=found["seed"],
+        init_root=found["init_root"],
+        schedule=_schedule_of(found),
+        max_price_per_tera_unit=found["max_price_per_tera_unit"],
+        requirements=Requirements(*[found[f"requirements.{field}"] for field in Requirements._fields]),
+        match_ms=found["match_ms"],
+    )
+
+
+def read_checked_spec(data: bytes) -> JobSpec:
+    """Return the specification of bytes that ``decode_spec`` took before. Raises DecodeError, LookupError.
+
+    No range and no plan is checked again: that takes ten times as long as reading.
+    """
+    value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
+    kind = _KINDS[value[1]]
+    return _spec_of(fields_by_name(value, kind.fields), kind)
+
+
 def _check_schedule(schedule: Schedule) -> None:
     total, segment, window = schedule
     fault = ""
@@ -315,28 +354,17 @@ def decode_spec(data: bytes) -> JobSpec:
         raise DecodeError(f"jobs of the kinds {', '.join(_KINDS)} can be run, not {name[:40]!r}")
     kind = kind or _KINDS[KIND_TRAIN]
     found = read_fields(value, kind.fields)
-    schedule = Schedule(*[found[f"schedule.{field}"] for field in Schedule._fields])
+    schedule = _schedule_of(found)
     samples, rows = found.get("dataset.samples", 0), found["dataset.rows"]
     if samples > rows:
         raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
     _check_schedule(schedule)
-    part = kind.part.of(found)
-    if (found["level"], found["profile"], *part.names) != (LEVEL_EXACT, PROFILE_EXACT_2, *kind.names):
+    names = kind.part.of(found).names
+    if (found["level"], found["profile"], *names) != (LEVEL_EXACT, PROFILE_EXACT_2, *kind.names):
         raise DecodeError(
             f"only {found['kind']}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {', '.join(kind.names)} can be run"
         )
-    spec = JobSpec(
-        kind=found["kind"],
-        level=found["level"],
-        profile=found["profile"],
-        part=part,
-        seed=found["seed"],
-        init_root=found["init_root"],
-        schedule=schedule,
-        max_price_per_tera_unit=found["max_price_per_tera_unit"],
-        requirements=Requirements(*[found[f"requirements.{field}"] for field in Requirements._fields]),
-        match_ms=found["match_ms"],
-    )
+    spec = _spec_of(found, kind)
     try:
         plan = spec.plan()
     except UnsupportedJob as error:

@@ -48,8 +48,8 @@ from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.moves import Move, ShowRecords, encode_move
 from tasks.engines import plan, tuning_plan
-from tasks.kinds import finetune
-from tasks.ledger import registry
+from tasks.kinds import classifier, finetune
+from tasks.ledger import jobs, registry
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import owe
 from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, Terms, save_custody, save_terms
@@ -111,6 +111,8 @@ def forget() -> None:
     """Drop what was built of jobs: those of a block are jobs that no node has seen before."""
     plan._program.cache_clear()
     for kept in (
+        jobs.kept_job,
+        classifier._plan,
         tuning_plan._cost,
         tuning_plan._check,
         tuning_plan._pattern,

@@ -19,6 +19,7 @@ from state.view import Overlay
 from state.view.accounts import credit
 from tasks.ledger import registration
 from tasks.ledger.audits import SURE
+from tasks.ledger.jobs import sizes_of
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -147,7 +148,8 @@ class MarketState:
             "created_ms": START_MS, "changed_ms": START_MS, "match_by_ms": NOW_MS + 86_400_000, "worker": b"",
             "waker": b"",
             "excluded": (), "complaints": (), "target": job.windows, "state_root": job.init_root,
-            "final_root": job.init_root, "history": 2, "deadline_ms": NOW_MS + 86_400_000, **fields,
+            "final_root": job.init_root, "history": 2, "sizes": sizes_of(job),
+            "deadline_ms": NOW_MS + 86_400_000, **fields,
         }  # fmt: skip
         vault = Vault.create(self.state, task_id, requester, ignore, 0)
         checks = max(10 * DKB, budget_of(job, self.parameters).verification)

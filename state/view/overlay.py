@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from itertools import islice
 from typing import Final, Protocol
 
@@ -9,6 +10,8 @@ __all__ = ["EMPTY", "KEY_BYTES_MAX", "VALUE_BYTES_MAX", "Empty", "Overlay", "Rea
 
 KEY_BYTES_MAX: Final = 128
 VALUE_BYTES_MAX: Final = 64 * 1024
+INSERTED_MAX: Final = 64
+"""Keys that are inserted one by one into those in order; more of them are sorted with the others."""
 
 
 class Reader(Protocol):
@@ -38,6 +41,37 @@ class Empty:
 EMPTY: Final = Empty()
 
 
+class _Keys:
+    """Changed keys of a table: those ``sorted``, and ``fresh`` ones that came after the last scan."""
+
+    __slots__ = ("fresh", "sorted")
+
+    def __init__(self) -> None:
+        self.sorted: list[bytes] = []
+        self.fresh: list[bytes] = []
+
+    def between(self, start: bytes, stop: bytes) -> list[bytes]:
+        """Return the keys from ``start`` on, below ``stop``, in order."""
+        keys, fresh = self.sorted, self.fresh
+        if len(fresh) > INSERTED_MAX:
+            keys += fresh
+            keys.sort()
+        else:
+            for key in fresh:
+                insort(keys, key)
+        fresh.clear()
+        return keys[bisect_left(keys, start) : bisect_left(keys, stop)]
+
+    def drop(self, key: bytes) -> None:
+        """Remove a key, if it is there. Of fresh ones that is the last."""
+        if self.fresh and self.fresh[-1] == key:
+            self.fresh.pop()
+            return
+        at = bisect_left(self.sorted, key)
+        if at < len(self.sorted) and self.sorted[at] == key:
+            del self.sorted[at]
+
+
 class Overlay:
     """Changes over ``base``; nothing below is touched. ``changes`` holds None for a deleted key.
 
@@ -51,8 +85,9 @@ class Overlay:
         self.changes: dict[bytes, bytes | None] = {}
         self._journal: list[tuple[bytes, bool, bytes | None]] | None = None
         # The changed keys by table, as far as scans needed them: the first ``_indexed`` of ``changes``, which
-        # keeps the order of insertion. A block changes thousands of accounts, and a scan is never of those.
-        self._tables: dict[int, dict[bytes, None]] = {}
+        # keeps the order of insertion. A table that was scanned has them in order. A block changes thousands of
+        # accounts, and a scan is never of those.
+        self._tables: dict[int, _Keys] = {}
         self._indexed = 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -77,35 +112,53 @@ class Overlay:
     def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` entries with ``start <= key < stop`` in order, changes merged in.
 
-        Costs a pass over the changes of the scanned tables in this layer.
+        It costs what is found, and what was deleted before the last of that, however much else has changed.
         """
-        changes = self.changes
-        mine = {key: changes[key] for key in self._changed(start, stop) if start <= key < stop}
+        mine = self._changed(start, stop)
         if not mine:
             return self.base.scan(start, stop, limit)
-        below = self.base.scan(start, stop, limit + sum(value is None for value in mine.values()))
-        merged = dict(below)
-        merged.update({key: value for key, value in mine.items() if value is not None})
-        for key, value in mine.items():
-            if value is None:
-                merged.pop(key, None)
-        return sorted(merged.items())[:limit]
+        changes, found, at, page = self.changes, list[tuple[bytes, bytes]](), 0, max(1, limit)
+        while True:
+            below = self.base.scan(start, stop, page)
+            for key, value in below:
+                while at < len(mine) and mine[at] <= key:
+                    changed = changes[mine[at]]
+                    if changed is not None:
+                        found.append((mine[at], changed))
+                    at += 1
+                if not at or mine[at - 1] != key:
+                    found.append((key, value))
+                if len(found) >= limit:
+                    return found[:limit]
+            if len(below) < page:
+                break
+            start, page = below[-1][0] + b"\0", 2 * page
+        while at < len(mine) and len(found) < limit:
+            changed = changes[mine[at]]
+            if changed is not None:
+                found.append((mine[at], changed))
+            at += 1
+        return found[:limit]
 
     def _changed(self, start: bytes, stop: bytes) -> list[bytes]:
-        """Return the changed keys of the tables from that of ``start`` to that of ``stop``."""
+        """Return the changed keys from ``start`` on, below ``stop``, in order."""
         tables, changes = self._tables, self.changes
         if self._indexed < len(changes):
             for key in islice(changes, self._indexed, None):
-                table = tables.get(key[0])
-                if table is None:
-                    table = tables[key[0]] = {}
-                table[key] = None
+                keys = tables.get(key[0])
+                if keys is None:
+                    keys = tables[key[0]] = _Keys()
+                keys.fresh.append(key)
             self._indexed = len(changes)
         first = start[0] if start else 0
         last = stop[0] if stop else -1
         if first == last:
-            return list(tables.get(first, ()))
-        return [key for number in range(first, last + 1) if number in tables for key in tuple(tables[number])]
+            return tables[first].between(start, stop) if first in tables else []
+        found: list[bytes] = []
+        for number in range(first, last + 1):
+            if number in tables:
+                found += tables[number].between(start, stop)
+        return found
 
     def mark(self) -> None:
         """Start to record how to undo; marks do not nest."""
@@ -126,8 +179,8 @@ class Overlay:
                 self.changes[key] = value
             else:
                 del self.changes[key]
-                table = self._tables.get(key[0])
-                if table is not None:
-                    table.pop(key, None)
+                keys = self._tables.get(key[0])
+                if keys is not None:
+                    keys.drop(key)
         self._indexed = min(self._indexed, len(self.changes))
         self._journal = None

@@ -29,6 +29,7 @@ __all__ = [
     "plain_chunk_from_value",
     "plain_chunk_to_value",
     "state_size",
+    "step_size",
 ]
 
 TENSORS_MAX: Final = 1 << 16
@@ -94,7 +95,12 @@ def state_size(plan: StatePlan, step: int) -> int:
     for times, name, kind in plan.alike():
         count += times
         size += times * (1 + _head_size(len(name)) + len(name) + _head_size(kind.size_bytes) + kind.size_bytes)
-    return len(encode([_VERSION, step, []])) - 1 + _head_size(count) + size
+    return step_size(step) + _head_size(count) + size
+
+
+def step_size(step: int) -> int:
+    """Return the bytes of the encoding of a state that name its step."""
+    return len(encode([_VERSION, step, []])) - 1
 
 
 def _head_size(number: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 
-__all__ = ["INTEGER_MAX", "SPEC_VERSION", "Found", "KindFields", "read_fields"]
+__all__ = ["INTEGER_MAX", "SPEC_VERSION", "Found", "KindFields", "fields_by_name", "read_fields"]
 
 SPEC_VERSION: Final = 1
 INTEGER_MAX: Final = (1 << 63) - 1
@@ -41,8 +41,8 @@ class KindFields:
         )  # fmt: skip
 
 
-def read_fields(value: Any, kind: KindFields) -> Found:
-    """Return the fields of a decoded array by name. Raises DecodeError, which names the first that is wrong."""
+def fields_by_name(value: Any, kind: KindFields) -> Found:
+    """Return the fields of a decoded array by name. Raises DecodeError for another form, not for values."""
     if not isinstance(value, list) or len(value) != len(kind.fields):
         raise _fault(f"a list of {len(kind.fields)} fields is expected")
     found: dict[str, Any] = {}
@@ -56,6 +56,12 @@ def read_fields(value: Any, kind: KindFields) -> Found:
             raise _fault(f"{name}: {len(inner)} fields expected")
         for part, each in zip(inner, item, strict=True):
             found[f"{name}.{part}"] = each
+    return found
+
+
+def read_fields(value: Any, kind: KindFields) -> Found:
+    """Return the fields of a decoded array by name. Raises DecodeError, which names the first that is wrong."""
+    found = fields_by_name(value, kind)
     for name, item in found.items():
         wrong = ""
         if name in kind.hashes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from billing.escrow import Pool, Purpose, Vault
 from billing.prices import Budget
 from tasks.ledger.deadlines import RANKS
+from tasks.ledger.jobs import sizes_of
 from tasks.ledger.lifecycle import Event, Phase, Reason
 from tasks.ledger.open_task import TASK_CREATED, Case, Scope
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
@@ -67,6 +68,7 @@ def begin_task(
         base_fee=0,
         is_new=0,
         complaints=(),
+        sizes=sizes_of(spec),
         rank=min(max(budget.total, rank_of).bit_length() // 2, RANKS - 1),
         group=group,
     )

@@ -15,7 +15,6 @@ from billing.prices import Role, share_up, work_price
 from state.primitives.receipts import EventType
 from state.view.accounts import balance_of
 from tasks.custody.chunks import BlobCommitment, ChunkProof, check_chunk
-from tasks.custody.layout import state_size
 from tasks.errors import CustodyOff, CustodyRefused, NotYours, ProofMismatch, WrongPhase
 from tasks.ledger import reputation
 from tasks.ledger.custody_records import (
@@ -128,7 +127,7 @@ def custody_budget(spec: JobSpec, parameters: TaskParameters) -> int:
 
 
 def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
-    return reserve_for(spec.plan().state_limit_bytes, parameters)
+    return reserve_for(spec.state_limit_bytes, parameters)
 
 
 def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) -> None:
@@ -184,7 +183,7 @@ def check_custody(case: Case, proof: WindowProof) -> None:
         return
     if find_custody(case.state, proof.task, proof.window) is not None:  # a deadline that is due settles it
         raise CustodyRefused("the custody of an earlier proof of this window is not settled yet")
-    size = state_size(case.spec.plan(), proof.result_step)
+    size = case.spec.state_bytes(proof.result_step)
     if not proof.custody or proof.custody[0] != size:
         raise ProofMismatch(f"the output is committed to as {size} bytes in custody")
 

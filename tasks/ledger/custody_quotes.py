@@ -62,7 +62,7 @@ def custody_lines(
     copies, time_ms = parameters.custody_copies, parameters.custody_ms
     if not copies:
         return ()
-    blobs = [("output", spec.windows, spec.plan().state_limit_bytes)]
+    blobs = [("output", spec.windows, spec.state_limit_bytes)]
     if keeps_input:
         blobs.append(("input", 1, spec.inputs()[0].size_bytes))
     return tuple(

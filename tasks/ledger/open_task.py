@@ -15,6 +15,7 @@ from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
 from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
 from tasks.ledger.group_records import follow_seat
+from tasks.ledger.jobs import KeptJob
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
@@ -26,13 +27,12 @@ from tasks.ledger.records import (
     WindowRecord,
     append_history,
     by_phase_key,
-    load_spec,
+    load_job,
     load_task,
     load_window,
     save_task,
     save_window,
 )
-from tasks.spec import JobSpec
 
 __all__ = [
     "CHAIN",
@@ -110,7 +110,7 @@ class Case:
         self.now = scope.block.steady_ms
         self.record = record
         self._before = None if is_new else record
-        self._spec: JobSpec | None = None
+        self._spec: KeptJob | None = None
         self._vault: Vault | None = None
         self._windows: dict[int, WindowRecord] = {}
         self._stored: dict[int, WindowRecord] = {}
@@ -121,10 +121,10 @@ class Case:
         return cls(scope, load_task(scope.state, task_id))
 
     @property
-    def spec(self) -> JobSpec:
+    def spec(self) -> KeptJob:
         """The job."""
         if self._spec is None:
-            self._spec = load_spec(self.state, self.record.id)
+            self._spec = load_job(self.state, self.record)
         return self._spec
 
     @property

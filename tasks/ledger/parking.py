@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES, digest
 from state.view import Overlay, Reader, Table
-from tasks.ledger.records import TaskRecord, load_spec
+from tasks.ledger.records import TaskRecord, load_job
 from tasks.ledger.registry import NodeProfile, is_limited
 from tasks.spec import GPUS_MAX, JobSpec
 
@@ -71,7 +71,7 @@ def move_parked(state: Overlay, before: TaskRecord | None, after: TaskRecord) ->
     old, new = before.parked if before is not None else 0, after.parked
     if old == new:
         return
-    spec = load_spec(state, after.id)
+    spec = load_job(state, after)
     if old:
         state.delete(_place(spec, old, after.id))
     if new:

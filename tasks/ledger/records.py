@@ -6,7 +6,7 @@ See market.md 2.2, 2.3.
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from state.primitives.address import ADDRESS_BYTES
@@ -16,6 +16,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import TaskUnknown, WindowUnknown
+from tasks.ledger.jobs import JobSizes, KeptJob, kept_job
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.proofs import (
     Finding,
@@ -25,7 +26,6 @@ from tasks.proofs import (
     window_proof_from_value,
     window_proof_to_value,
 )
-from tasks.spec import JobSpec, decode_spec
 
 __all__ = [
     "LEDGER_ADDRESS",
@@ -47,6 +47,7 @@ __all__ = [
     "by_verifier_key",
     "forget_report",
     "load_history",
+    "load_job",
     "load_report",
     "load_spec",
     "load_spec_bytes",
@@ -90,7 +91,7 @@ class TaskRecord(NamedTuple):
     ``match_by_ms`` is when the search for a worker under way ends. ``price_per_tera_unit`` and ``rate`` are what
     the worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
     worker was new then: the floor of a check and of the bond follow from them. ``complaints`` are the machines
-    that could not have its inputs since a window was last proved (R53).
+    that could not have its inputs since a window was last proved (R53). ``sizes`` are those of its job (R78).
     ``group`` is empty, or its group's id and the number of its seat. Of a spare, ``own_from`` is how many windows
     of the group were final when it began to stand by.
     """
@@ -133,6 +134,7 @@ class TaskRecord(NamedTuple):
     base_fee: int
     is_new: int
     complaints: tuple[bytes, ...]
+    sizes: JobSizes
     group: bytes = b""
 
     @property
@@ -245,6 +247,7 @@ def _shape_of(record: type) -> list[type]:
 
 _TASK_SHAPE: Final = _shape_of(TaskRecord)
 _WINDOW_SHAPE: Final = _shape_of(WindowRecord)
+_SIZES_SHAPE: Final = _shape_of(JobSizes)
 
 
 def _task_value(task: TaskRecord) -> Value:
@@ -271,6 +274,7 @@ def _task(value: Any) -> TaskRecord:
     fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
     for name in ("excluded", "complaints"):
         fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
+    fields["sizes"] = JobSizes(*items_of(fields["sizes"], *_SIZES_SHAPE))
     return TaskRecord(**fields)
 
 
@@ -292,16 +296,17 @@ def load_spec_bytes(state: Reader, task_id: bytes) -> bytes:
     return data
 
 
-def load_spec(state: Reader, task_id: bytes) -> JobSpec:
-    """Return the specification of a task. Raises TaskUnknown, RecordDamaged."""
+def load_job(state: Reader, task: TaskRecord) -> KeptJob:
+    """Return the job of a task, with the sizes that it keeps. Raises TaskUnknown, RecordDamaged."""
     try:
-        return _decoded_spec(load_spec_bytes(state, task_id))
+        return kept_job(load_spec_bytes(state, task.id), task.sizes)
     except DecodeError as error:
-        raise RecordDamaged(f"the specification of task {task_id.hex()} is damaged: {error}") from None
+        raise RecordDamaged(f"the specification of task {task.id.hex()} is damaged: {error}") from None
 
 
-# Every step of a task reads its specification, and decoding costs more than most steps do.
-_decoded_spec = lru_cache(maxsize=1024)(decode_spec)
+def load_spec(state: Reader, task_id: bytes) -> KeptJob:
+    """Return the job of a task. Raises TaskUnknown, RecordDamaged."""
+    return load_job(state, load_task(state, task_id))
 
 
 def _seats_value(seats: tuple[Seat, ...]) -> list[Value]:

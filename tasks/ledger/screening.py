@@ -34,7 +34,6 @@ from tasks.ledger.registry import (
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
-from tasks.programs.program import SourceKind
 from tasks.spec import ClassifierPart, JobSpec
 
 __all__ = [
@@ -182,7 +181,7 @@ def start_root(plan: JobPlan) -> bytes:
 
 def kind_objections(spec: JobSpec) -> list[Objection]:
     """Return that nodes of this version do not run a job, where that is so: its model is too large for them."""
-    size = sum(given.size_bytes for given in spec.inputs() if given.kind is SourceKind.MODEL)
+    size = spec.model_bytes()
     if size <= MODEL_SENT_BYTES_MAX:
         return []
     text = f"nodes of this version run models of {MODEL_SENT_BYTES_MAX} bytes at most, this one has {size}"

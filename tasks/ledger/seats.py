@@ -11,7 +11,6 @@ from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
-from tasks.programs.program import SourceKind
 from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec
 
@@ -68,8 +67,7 @@ def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealT
     It fetches the state before each of them, the one after the window, and a frozen model. For a data set there
     is room in the least time to run.
     """
-    model_bytes = sum(given.size_bytes for given in spec.inputs() if given.kind is SourceKind.MODEL)
-    fetched_bytes = (segments + 1) * spec.plan().state_limit_bytes + model_bytes
+    fetched_bytes = (segments + 1) * spec.state_limit_bytes + spec.model_bytes()
     work_ms = segments * spec.schedule.segment_steps * spec.step_ms
     run_ms = max(parameters.seal_ms_min, parameters.seal_slack * work_ms)
     return SealTime(1000 * fetched_bytes // parameters.seal_bytes_per_s, run_ms, work_ms)

@@ -31,6 +31,7 @@ from tasks.ledger import (
     registry,
     trials,
 )
+from tasks.ledger.jobs import JobSizes
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
@@ -103,7 +104,7 @@ def state_records(
         verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
         opened=(Opened(1, b"b" * 32, b"s" * 32, b"p" * 32, 7),),
     )  # fmt: skip
-    task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO), group=b"g" * 33)
+    task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO), group=b"g" * 33, sizes=JobSizes(9, 8, 7, 6, 5))
     where = "state.transition."
     return {
         "account": StateRecord(
@@ -169,8 +170,12 @@ def state_records(
         ),
         "specification of a task": StateRecord(
             lambda state: records.save_spec(state, TASK, spec),
-            lambda state: records.load_spec(state, TASK),
-            ("tasks.ledger.records:load_spec", "tasks.ledger.records:load_spec_bytes"),
+            lambda state: records.load_job(state, task),
+            (
+                "tasks.ledger.records:load_job",
+                "tasks.ledger.records:load_spec",
+                "tasks.ledger.records:load_spec_bytes",
+            ),
         ),
         "window": StateRecord(
             lambda state: records.save_window(state, window),

@@ -48,6 +48,7 @@ EXEMPT = {
     "tasks.custody.chunks:Custody.read": "a chunk under a root that was checked",
     "node.cli.tasks.keeping:CustodyAsk._payload": NO_DECODER,
     "node.cli.tasks.kept_input:KeptInput.payload": NO_DECODER,
+    "tasks.spec:read_checked_spec": "bytes that were decoded before; as a record of the state by way of load_job",
     "tasks.custody.chunks:read_chunk": "checks a chunk against roots; its parts were decoded",
     "tasks.engines.arrays:NumpyArrays.from_content": "values of a length that was checked",
     "tasks.engines.torch_arrays:TorchArrays.from_content": "values of a length that was checked",

@@ -54,3 +54,44 @@ def test_an_overlay_is_a_dictionary_that_can_go_back(steps: list[tuple[str, byte
                 pass
     assert overlay.scan(b"", b"\xff", 1000) == sorted(model.items())
     assert all(overlay.get(key) == value for key, value in model.items())
+
+
+class Counting:
+    """A state of numbered entries that counts those that scans read."""
+
+    def __init__(self, count: int) -> None:
+        self.entries = [(b"\x01" + at.to_bytes(4, "big"), b"v") for at in range(count)]
+        self.read = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        return dict(self.entries).get(key)
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        found = [entry for entry in self.entries if start <= entry[0] < stop][:limit]
+        self.read += len(found)
+        return found
+
+
+def test_a_scan_reads_no_more_below_for_what_changed_elsewhere_in_its_range() -> None:
+    base = Counting(1000)
+    overlay = Overlay(base)
+    for key, _ in base.entries[500:]:
+        overlay.delete(key)
+    overlay.delete(base.entries[0][0])
+    assert overlay.scan(b"\x01", b"\x02", 1) == [base.entries[1]]
+    assert base.read <= 3
+    assert overlay.scan(b"\x01", b"\x02", 2000) == base.entries[1:500]
+
+
+def test_many_changes_between_scans_are_found_in_order() -> None:
+    overlay = Overlay(EMPTY)
+    for at in range(300):
+        overlay.put(b"\x01" + (at * 7919 % 1009).to_bytes(4, "big"), b"v")
+        if at % 100 == 3:
+            assert [key for key, _ in overlay.scan(b"\x01", b"\x02", 1000)] == sorted(overlay.changes)
+    overlay.mark()
+    for at in range(2000, 2003):
+        overlay.put(b"\x01" + at.to_bytes(4, "big"), b"v")
+    overlay.scan(b"\x01", b"\x01", 1)
+    overlay.revert()
+    assert [key for key, _ in overlay.scan(b"\x01", b"\x02", 1000)] == sorted(overlay.changes)

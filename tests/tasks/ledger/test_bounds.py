@@ -18,6 +18,7 @@ from state.view import EMPTY, Overlay, Reader, Table
 from state.view.accounts import credit
 from tasks.custody.chunks import BlobCommitment
 from tasks.ledger import carriage, custody_records, parameters, records, registration, registry
+from tasks.ledger.jobs import JobSizes
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeStatus
@@ -118,7 +119,7 @@ def largest_task() -> TaskRecord:
     times = {name: MS for name in TaskRecord._fields if name.endswith("_ms")}
     fields = filled(
         TaskRecord, phase=Phase.EXPIRED, reason=Reason.RESULT_LOST, excluded=excluded,
-        price_per_tera_unit=AMOUNT, group=b"g" * 33, **times,
+        price_per_tera_unit=AMOUNT, group=b"g" * 33, sizes=JobSizes(*[MANY] * 5), **times,
     )  # fmt: skip
     return TaskRecord(**fields)  # type: ignore[arg-type]
 
