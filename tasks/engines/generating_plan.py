@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.tuning_plan import MODEL_BYTES_MAX
+from tasks.engines.tuning_plan import COSTS_HELD_MAX, MODEL_BYTES_MAX
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.generate import GenerateShape, generate_program, prompt_tensors, state_tensors
+from tasks.programs.generate import (
+    MADE,
+    GenerateShape,
+    generate_program,
+    layer_tensors,
+    made_tensor,
+    marked_program,
+    prompt_tensors,
+    state_tensors,
+)
 from tasks.programs.generate_units import check_generate, generate_cost
+from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.program import Program
+from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
 
 __all__ = ["GeneratingPlan"]
 
-PROGRAMS_HELD_MAX: Final = 8
-"""Programs kept in memory."""
+PROGRAMS_HELD_MAX: Final = 16
+"""Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 1 MB each."""
 CHECKS_HELD_MAX: Final = 256
 """Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
@@ -32,9 +43,22 @@ def _check(shape: GenerateShape) -> None:
     check_generate(shape)
 
 
+@lru_cache(maxsize=COSTS_HELD_MAX)
+def _cost(shape: GenerateShape) -> Cost:
+    return generate_cost(shape)
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _pattern(shape: GenerateShape) -> Pattern:
+    return Pattern(marked_program(shape))
+
+
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)
 def _program(shape: GenerateShape) -> Program:
-    return generate_program(shape, checks_bounds=False)
+    if shape.model.layers <= LAYERS:
+        return generate_program(shape, checks_bounds=False)
+    like = replace(shape, model=replace(shape.model, layers=LAYERS))
+    return layered_program(_pattern(like), shape.model.layers)
 
 
 @dataclass(frozen=True)
@@ -55,10 +79,6 @@ class GeneratingPlan:
             raise UnsupportedJob(f"prompts of {size} bytes, at most {DATASET_BYTES_MAX}")
         if (leaves := sum(kind.leaves for kind in prompts)) > DATASET_LEAVES_MAX:
             raise UnsupportedJob(f"prompts of {leaves} leaves, at most {DATASET_LEAVES_MAX}")
-        try:
-            generate_cost(self.shape)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
 
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""
@@ -78,27 +98,33 @@ class GeneratingPlan:
     @property
     def step_units(self) -> int:
         """Work units of one step: those of its program."""
-        return generate_cost(self.shape).units
+        return _cost(self.shape).units
 
     @property
     def step_calls(self) -> int:
         """Calls of the program."""
-        return generate_cost(self.shape).calls
+        return _cost(self.shape).calls
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of values of a state; none is trained."""
-        return sum(kind.values for kind in self.tensors().values())
+        return sum(count * kind.values for count, _, kind in self.alike())
 
-    @property
+    @cached_property
     def state_limit_bytes(self) -> int:
         """Upper bound of an encoded state: its tensors, and room for names and lengths."""
-        return 64 + sum(kind.size_bytes + _TENSOR_BYTES for kind in self.tensors().values())
+        return 64 + sum(count * (kind.size_bytes + _TENSOR_BYTES) for count, _, kind in self.alike())
 
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
         return state_tensors(self.shape)
 
     def alike(self) -> Iterator[tuple[int, str, TensorType]]:
-        """See StatePlan."""
-        return ((1, name, kind) for name, kind in self.tensors().items())
+        """See StatePlan: layers whose numbers have as many digits."""
+        layers, first = self.shape.model.layers, 0
+        yield 1, MADE, made_tensor(self.shape)
+        while first < layers:
+            after = min(layers, max(10, 10 * first))
+            for name, kind in layer_tensors(self.shape, first).items():
+                yield after - first, name, kind
+            first = after

@@ -18,13 +18,15 @@ from tasks.programs.finetune import (
     finetune_program,
     layer_adapters,
     layer_tensors,
+    marked_program,
     row_tensors,
     state_tensors,
 )
-from tasks.programs.finetune_units import Cost, check_finetune, finetune_cost
+from tasks.programs.finetune_units import check_finetune, finetune_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.program import Program
+from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
 
 __all__ = ["MODEL_BYTES_MAX", "ROWS_BYTES_MAX", "TuningPlan"]
@@ -55,7 +57,7 @@ def _check(shape: FinetuneShape, rates: FinetuneRates) -> None:
 
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)
 def _pattern(shape: FinetuneShape, rates: FinetuneRates) -> Pattern:
-    return Pattern(shape, rates)
+    return Pattern(marked_program(shape, rates))
 
 
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)

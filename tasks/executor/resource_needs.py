@@ -30,7 +30,7 @@ DATASET_COPIES: Final = 3
 MODEL_COPIES: Final = 8
 """Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64."""
 STEP_BYTES: Final = 16
-"""Of each value that a step of fine-tuning holds at once: as binary64, and as much for what an operator needs."""
+"""Of each value that a step with a frozen model holds at once: as binary64, and as much for an operator."""
 PEAKS_HELD_MAX: Final = 64
 """Plans whose largest step is known."""
 PASS_BYTES: Final = 12 * 8
@@ -54,7 +54,7 @@ class Needs(NamedTuple):
 
 
 @lru_cache(maxsize=PEAKS_HELD_MAX)
-def _peak_values(plan: TuningPlan) -> int:
+def _peak_values(plan: TuningPlan | GeneratingPlan) -> int:
     return peak_values(plan.program)
 
 
@@ -74,10 +74,11 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     elif isinstance(plan, TuningPlan):
         process = MODEL_COPIES * inputs + STEP_BYTES * _peak_values(plan)
     elif isinstance(plan, GeneratingPlan):
-        shape, parameters = plan.shape, 0  # the state's tensors are among those of a step
+        shape, parameters = plan.shape, 0
         largest = shape.batch * shape.widest
         passed = max(largest, min(largest * shape.places, PASS_VALUES_MAX))
-        process = MODEL_COPIES * inputs + PASS_BYTES * passed + sum(8 * kind.values for kind in plan.program.types)
+        step = _peak_values(plan) + plan.parameters
+        process = MODEL_COPIES * inputs + PASS_BYTES * passed + STEP_BYTES * step
     else:
         raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     return Needs(

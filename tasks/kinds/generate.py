@@ -18,7 +18,6 @@ from tasks.programs.program import SourceKind
 
 __all__ = [
     "DECODING_GREEDY",
-    "GENERATE_CALLS_MAX",
     "GENERATE_FIELDS",
     "GENERATE_NAMES",
     "KIND_GENERATE",
@@ -29,8 +28,6 @@ __all__ = [
 
 KIND_GENERATE: Final = "generate"
 DECODING_GREEDY: Final = "greedy"
-GENERATE_CALLS_MAX: Final = 1_792
-"""Calls of a step. A move about a step builds them all, in 8 ms, and weighs what a classifier's does."""
 PLANS_HELD_MAX: Final = 256
 """Plans kept in memory."""
 
@@ -130,9 +127,6 @@ GENERATE_FIELDS: Final = KindFields(
 @lru_cache(maxsize=PLANS_HELD_MAX)
 def _plan(part: GeneratePart, seed: bytes) -> GeneratingPlan:
     try:
-        plan = GeneratingPlan(part._shape, seed)
+        return GeneratingPlan(part._shape, seed)
     except ProgramInvalid as error:
         raise UnsupportedJob(str(error)) from None
-    if plan.step_calls > GENERATE_CALLS_MAX:
-        raise UnsupportedJob(f"a step of {plan.step_calls} calls, at most {GENERATE_CALLS_MAX}")
-    return plan

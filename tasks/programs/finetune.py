@@ -22,7 +22,8 @@ from tasks.programs.builder import Builder
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_layers import NOTHING, Attended, Gated, Layer, Layers, Normed
-from tasks.programs.llama_shape import LlamaShape, projection, weight_tensors
+from tasks.programs.llama_shape import PROJECTIONS, LlamaShape, projection, weight_tensors
+from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES, STEPS_MAX
@@ -40,8 +41,6 @@ __all__ = [
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
-    "Mark",
-    "Marked",
     "Needs",
     "Part",
     "adapter_tensors",
@@ -54,8 +53,6 @@ __all__ = [
     "state_tensors",
 ]
 
-PROJECTIONS: Final = ("query", "key", "value", "output", "gate", "up", "down")
-"""Weights of a layer that adapters may change, in canonical order."""
 RANK_MAX: Final = 256
 ALPHA_MAX: Final = 1 << 16
 STEP_BITS: Final = 23
@@ -183,21 +180,6 @@ def finetune_program(shape: FinetuneShape, rates: FinetuneRates, *, checks_bound
     return program
 
 
-class Mark(NamedTuple):
-    """From this call on a program does one part of a step for one layer; ``layer`` is -1 outside of layers."""
-
-    part: Part
-    layer: int
-    call: int
-
-
-class Marked(NamedTuple):
-    """A program, and where its parts begin, in order."""
-
-    program: Program
-    marks: Sequence[Mark]
-
-
 def marked_program(shape: FinetuneShape, rates: FinetuneRates) -> Marked:
     """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
     check_rates(shape, rates)
@@ -252,7 +234,7 @@ class _Step(Layers):
         self._job, self._rates = shape, rates
         self._scale = build.constant(shape.alpha / shape.rank)
         self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
-        self.marks = [Mark(Part.START, -1, 0)]
+        self.marks = [Mark(Part.START, ONCE, 0)]
         self._taken: dict[str, tuple[int, int]] = {}
         self._gradients: dict[str, int] = {}
 
@@ -277,7 +259,7 @@ class _Step(Layers):
         probe = build.call("store", gradients[names[1]], attributes=(GRADIENT_LIMIT,))
         return build.program(self._updated(self._clipped(gradients)), probe, loss)
 
-    def _mark(self, part: Part, layer: int = -1) -> None:
+    def _mark(self, part: Part, layer: int = ONCE) -> None:
         self.marks.append(Mark(part, layer, self.build.calls))
 
     def _marked(self, part: Part, names: Sequence[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ made repeats itself to the end of the row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from tasks.programs.builder import Builder, Quantised
@@ -19,6 +20,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
 from tasks.programs.llama_layers import Layers
 from tasks.programs.llama_shape import BITS, LlamaShape, weight_tensors
+from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX
@@ -33,6 +35,9 @@ __all__ = [
     "PROMPTS",
     "GenerateShape",
     "generate_program",
+    "layer_tensors",
+    "made_tensor",
+    "marked_program",
     "prompt_tensors",
     "state_tensors",
 ]
@@ -108,18 +113,28 @@ def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
     return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
 
 
-def state_tensors(shape: GenerateShape) -> dict[str, TensorType]:
-    """Return name and type of every tensor of a state, sorted."""
-    model, tokens = shape.model, stored_element(0, shape.model.vocabulary - 1)
-    rows = shape.batch * model.key_heads * shape.places
-    cache = {
+def made_tensor(shape: GenerateShape) -> TensorType:
+    """Return the type of the tokens of all rows."""
+    return TensorType(stored_element(0, shape.model.vocabulary - 1), shape.rows, shape.places)
+
+
+def layer_tensors(shape: GenerateShape, layer: int) -> dict[str, TensorType]:
+    """Return name and type of every tensor of a layer's cache."""
+    rows, width = shape.batch * shape.model.key_heads * shape.places, shape.model.head_width
+    return {
         f"cache/{layer}/{part}": TensorType(
-            stored_element(*limits), rows, 1 if part.endswith("exponents") else model.head_width
+            stored_element(*limits), rows, 1 if part.endswith("exponents") else width
         )
-        for layer in range(model.layers)
         for part, limits in _RANGES.items()
     }
-    return dict(sorted({**cache, MADE: TensorType(tokens, shape.rows, shape.places)}.items()))
+
+
+def state_tensors(shape: GenerateShape) -> dict[str, TensorType]:
+    """Return name and type of every tensor of a state, sorted."""
+    found = {MADE: made_tensor(shape)}
+    for layer in range(shape.model.layers):
+        found |= layer_tensors(shape, layer)
+    return dict(sorted(found.items()))
 
 
 def generate_program(shape: GenerateShape, *, checks_bounds: bool = True) -> Program:
@@ -127,13 +142,27 @@ def generate_program(shape: GenerateShape, *, checks_bounds: bool = True) -> Pro
 
     Without ``checks_bounds`` the caller knows that no number can leave the exact range (``check_generate``).
     """
-    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
-    sources += [Source(SourceKind.DATA, name, kind) for name, kind in prompt_tensors(shape).items()]
-    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
-    program = _Step(shape, Builder(sources)).program()
+    program = marked_program(shape).program
     if checks_bounds:
         check_bounds(program)
     return program
+
+
+class Part(IntEnum):
+    """Parts of a step in the order of their calls."""
+
+    START = 1
+    LAYERS = 2
+    HEAD = 3
+
+
+def marked_program(shape: GenerateShape) -> Marked:
+    """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
+    sources += [Source(SourceKind.DATA, name, kind) for name, kind in prompt_tensors(shape).items()]
+    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
+    step = _Step(shape, Builder(sources))
+    return Marked(step.program(), step.marks)
 
 
 class _Step(Layers):
@@ -143,6 +172,7 @@ class _Step(Layers):
         place = build.call("step_place", attributes=(1, shape.places, 1))
         super().__init__(shape.model, build, batch=shape.batch, length=1, first=place, kind=SourceKind.MODEL)
         self._job, self._stores = shape, dict[str, int]()
+        self.marks = [Mark(Part.START, ONCE, 0)]
 
     def program(self) -> Program:
         """Return the whole step."""
@@ -157,7 +187,9 @@ class _Step(Layers):
         token = build.call("token_at", prompts, made, lengths, self.first)
         stream = self.embedded(token)
         for layer in range(job.model.layers):
+            self.marks.append(Mark(Part.LAYERS, layer, build.calls))
             stream = self.layer(stream, layer).stream
+        self.marks.append(Mark(Part.HEAD, ONCE, build.calls))
         _, logits = self.logits(stream)
         largest = build.call("row_maximum", logits)
         choice = build.call("find", logits, largest)

@@ -1,38 +1,48 @@
-"""What is known of a step of decoding without its whole program: its work units, its calls, and that it is exact.
-
-All layers have the same calls. So units and calls of any model follow from programs of one and of two layers,
-which take a millisecond each. The stream between layers is rounded to binary32, so bounds do not depend on how
-many layers there are.
-"""
+"""What is known of a step of decoding without its program: its work units, its calls, and that it is exact."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from typing import Final
 
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune_units import CHECKED_LAYERS, Cost
+from tasks.programs.finetune_units import CHECKED_LAYERS
 from tasks.programs.generate import GenerateShape, generate_program
+from tasks.programs.llama_layers import NOTHING
+from tasks.programs.llama_units import LayersTally
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
+from tasks.programs.tally import Cost, Tally
 
 __all__ = ["check_generate", "generate_cost"]
 
-COSTS_HELD_MAX: Final = 4_096
-"""Shapes whose work units are known: every proof of a window asks for them, and to count them takes 2 ms."""
 
-
-def _with_layers(shape: GenerateShape, layers: int) -> GenerateShape:
-    return replace(shape, model=replace(shape.model, layers=layers))
-
-
-@lru_cache(maxsize=COSTS_HELD_MAX)
 def generate_cost(shape: GenerateShape) -> Cost:
-    """Return units and calls of ``generate_program(shape)``. Raises ProgramInvalid where a tensor is too large."""
-    one, two = (generate_program(_with_layers(shape, layers), checks_bounds=False) for layers in (1, 2))
-    more = shape.model.layers - 1
-    calls = len(two.calls) - len(one.calls)
-    return Cost(one.units + more * (two.units - one.units), len(one.calls) + more * calls)
+    """Return units and calls of ``generate_program(shape)``."""
+    model = shape.model
+    layers = LayersTally(model, batch=shape.batch, length=1, seen=shape.places, keeps=True)
+    return _once(shape, layers).plus(layers.forward().times(model.layers)).cost
+
+
+def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
+    """Return what does not depend on the number of layers."""
+    model, batch, found = shape.model, shape.batch, Tally()
+    made, table = batch * shape.places, shape.rows * shape.places
+    constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
+    found.each(1, *["scalar"] * len(constants), "step_place")
+    if shape.rows * shape.places > 1:  # otherwise both are one place
+        found.each(1, "step_place")
+        found.each(batch, "positions")
+    layers.start(found)
+    found.each(batch * shape.length, "gather", "load_integers")
+    found.each(batch, "gather", "load_integers", "token_at")
+    layers.logits(found, batch)
+    found.fold("row_maximum", batch, batch * model.vocabulary)
+    found.fold("find", batch, batch * model.vocabulary)
+    found.each(batch, "until", "store", "transpose", "transpose")
+    found.each(made, "gather", "transpose", "place_rows", "transpose")
+    found.each(table, "load_integers", "place_rows", "store_integers")
+    found.row_sum(1, batch)
+    return found
 
 
 def check_generate(shape: GenerateShape) -> None:
@@ -40,7 +50,8 @@ def check_generate(shape: GenerateShape) -> None:
 
     It builds a program of CHECKED_LAYERS layers at most.
     """
-    calls = generate_cost(shape).calls
+    calls = generate_cost(shape).calls if shape.model.layers > CHECKED_LAYERS else 0
     if calls > CALLS_MAX:
         raise ProgramInvalid(f"{calls} calls, at most {CALLS_MAX} are allowed")
-    generate_program(_with_layers(shape, min(shape.model.layers, CHECKED_LAYERS)))
+    layers = min(shape.model.layers, CHECKED_LAYERS)
+    generate_program(replace(shape, model=replace(shape.model, layers=layers)))

@@ -1,4 +1,4 @@
-"""The program of a fine-tuning step by need: any call of a deep model follows from the program of four layers.
+"""The program of a step by need: any call of a deep model follows from the program of four layers.
 
 A validator that judges a move about one call must not build 18,000 others. All layers between the second and the
 last but one have the same calls, on tensors that stand in the same places of their own layer or of a neighbour's.
@@ -14,16 +14,17 @@ A test compares all of this with whole programs of random shapes.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, groupby, repeat
 from typing import Final, NamedTuple
 
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import FinetuneRates, FinetuneShape, Mark, Marked, Part, marked_program
 from tasks.programs.lazy import LazyMapping, LazySequence
+from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.program import (
     CALLS_MAX,
     Call,
@@ -43,8 +44,8 @@ LAYERS: Final = 4
 """Layers of a pattern: the first two chunks of a run, a middle one, and the last."""
 _MIDDLE: Final = 2
 """The chunk of a pattern's run that stands for all in the middle."""
-_ONCE: Final = -1
-_LAYER: Final = "layer/"
+_LAYER: Final = re.compile("(?P<head>(.*/)?(layer|cache)/)(?P<layer>[0-9]+)/(?P<tail>.*)")
+"""A name of a source that each layer has."""
 
 
 class _Run(NamedTuple):
@@ -74,11 +75,9 @@ class _At(NamedTuple):
 
 
 class Pattern:
-    """The program of a shape with LAYERS layers, and its runs. It serves every deeper model of that shape."""
+    """A program of LAYERS layers, and its runs. It serves every deeper model of the same shape."""
 
-    def __init__(self, shape: FinetuneShape, rates: FinetuneRates) -> None:
-        """``shape`` has any number of layers. Raises ProgramInvalid."""
-        made = marked_program(replace(shape, model=replace(shape.model, layers=LAYERS)), rates)
+    def __init__(self, made: Marked) -> None:
         program = self.program = made.program
         self.runs = (*_source_runs(program), *_call_runs(made))
         self._starts = tuple(run.starts[0] for run in self.runs)
@@ -96,7 +95,7 @@ class Pattern:
             at = bisect_right(self._starts, number) - 1
             run = self.runs[at]
             chunk = bisect_right(run.starts, number) - 1
-            layer = _ONCE if not run.layered else LAYERS - 1 - chunk if run.backward else chunk
+            layer = ONCE if not run.layered else LAYERS - 1 - chunk if run.backward else chunk
             found = self._at[number] = _At(at, layer, number - run.starts[chunk])
         return found
 
@@ -126,12 +125,9 @@ def _sums(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def _split(key: str) -> tuple[str, int, str]:
-    """Return what stands before the layer of a name, the layer (-1 if there is none), and what stands after it."""
-    head, found, rest = key.partition(_LAYER)
-    if not found:
-        return key, _ONCE, ""
-    layer, _, tail = rest.partition("/")
-    return head, int(layer), tail
+    """Return what stands before the layer of a name, the layer, ONCE if there is none, and what is behind it."""
+    found = _LAYER.fullmatch(key)
+    return (key, ONCE, "") if found is None else (found["head"], int(found["layer"]), found["tail"])
 
 
 def _source_runs(program: Program) -> Iterator[_Run]:
@@ -139,7 +135,7 @@ def _source_runs(program: Program) -> Iterator[_Run]:
         """Names with a layer that begin alike are of one run, and so are those without that stand together."""
         source = numbered[1]
         head, layer, _ = _split(source.key)
-        return source.kind, head + _LAYER if layer != _ONCE else ""
+        return source.kind, head if layer != ONCE else ""
 
     for (kind, head), sources in groupby(enumerate(program.sources), group_of):
         numbers = [number for number, _ in sources]
@@ -154,16 +150,16 @@ def _source_runs(program: Program) -> Iterator[_Run]:
 
 def _call_runs(made: Marked) -> Iterator[_Run]:
     first, at = len(made.program.sources), 0
-    marks = [*made.marks, Mark(Part.UPDATES, _ONCE, len(made.program.calls))]
+    marks = [*made.marks, Mark(made.marks[0].part, ONCE, len(made.program.calls))]
     while at < len(marks) - 1:
-        part, layer, _ = marks[at]
-        count, backward = 1 if layer == _ONCE else LAYERS, part == Part.BACKWARD
+        layer = marks[at].layer
+        count, backward = 1 if layer == ONCE else LAYERS, layer == LAYERS - 1
         starts = tuple(first + mark.call for mark in marks[at : at + count + 1])
-        if layer != _ONCE:
+        if layer != ONCE:
             expected = list(range(LAYERS))
             assert [mark.layer for mark in marks[at : at + count]] == (expected[::-1] if backward else expected)
             assert 0 < starts[2] - starts[1] == starts[3] - starts[2], "both are as all in the middle"
-        yield _Run(starts, layer != _ONCE, backward)
+        yield _Run(starts, layer != ONCE, backward)
         at += count
 
 
@@ -239,7 +235,7 @@ class Layout:
         run, rest = self.pattern.runs[at], number - self.bases[at]
         starts = run.starts
         if not run.layered:
-            return _Found(starts[0] + rest, _ONCE, 0)
+            return _Found(starts[0] + rest, ONCE, 0)
         early = starts[_MIDDLE] - starts[0]
         if rest < early:
             like, chunk = starts[0] + rest, int(rest >= starts[1] - starts[0])
@@ -268,7 +264,7 @@ class Layout:
         """Return the number of what a tensor reads, given what the one that it is like reads."""
         at = self.pattern.at(number)
         own = self.pattern.at(reader.like).layer
-        if own != _ONCE and self.like(reader.chunk) == _MIDDLE and 0 < at.layer < LAYERS - 1:
+        if own != ONCE and self.like(reader.chunk) == _MIDDLE and 0 < at.layer < LAYERS - 1:
             return self.number(at, reader.layer + at.layer - own)  # of its layer, or of a neighbour
         return self.end(number)
 
@@ -284,7 +280,7 @@ class Layout:
         found = self.find(number)
         like = self.pattern.program.sources[found.like]
         head, _, tail = _split(like.key)
-        return like if found.layer == _ONCE else like._replace(key=f"{head}{_LAYER}{found.layer}/{tail}")
+        return like if found.layer == ONCE else like._replace(key=f"{head}{found.layer}/{tail}")
 
     def call(self, tensor: int) -> Call:
         """Return the call that gives a tensor."""
@@ -300,10 +296,11 @@ class Layout:
         """Return name and number of a store, in the order of names."""
         pattern = self.pattern
         found = self.find(self.first(pattern.state_first) + position)
-        # Its name and what is stored under it stand alike, but the layers of the two runs have another order.
-        run = pattern.runs[pattern.at(found.like).run]
-        layer = self.like(found.layer)
-        like = found.like + (layer - pattern.at(found.like).layer) * run.chunk - pattern.state_first
+        like = found.like - pattern.state_first
+        if found.layer != ONCE:
+            # Name and what is stored under it stand alike, but the layers of the two runs have another order.
+            at = pattern.at(found.like)
+            like += (self.like(found.layer) - at.layer) * pattern.runs[at.run].chunk
         key = self.source(self.first(pattern.state_first) + position).key
         return key, self.number(pattern.at(pattern.program.stored[like][1]), found.layer)
 
@@ -333,10 +330,10 @@ class Layout:
         kind, position = program.given[like]
         if kind == PlaceKind.BEFORE:
             return Place(kind, number - self.first(pattern.state_first))
-        if found.layer != _ONCE:
+        if found.layer != ONCE:
             at = pattern.at(like)
             position += (self.ranks[found.layer] - at.layer) * pattern.runs[at.run].chunk
-        elif kind == PlaceKind.MODEL and program.sources[like].key > _LAYER:
+        elif kind == PlaceKind.MODEL and program.sources[like].key > "layer/":
             position += self.count(SourceKind.MODEL) - program.count(SourceKind.MODEL)
         return Place(kind, position)
 
@@ -357,7 +354,7 @@ def layered_program(pattern: Pattern, layers: int) -> LayeredProgram:
         raise ValueError(f"{layers} layers: the program is small, build it whole")
     layout, like = Layout(pattern, layers), pattern.program
     first, count = layout.sources, layout.bases[-1]
-    stored = LazySequence(len(like.stored) // LAYERS * layers, layout.stored)
+    stored = LazySequence(layout.count(SourceKind.STATE), layout.stored)
     return LayeredProgram(
         sources=LazySequence(first, layout.source),
         calls=LazySequence(count - first, lambda at: layout.call(first + at)),
@@ -402,8 +399,7 @@ class LayeredProgram(Program):
     @cached_property
     def stored(self) -> Sequence[tuple[str, int]]:
         """See Program."""
-        layout = self.layout
-        return LazySequence(len(layout.pattern.program.stored) // LAYERS * layout.layers, layout.stored)
+        return LazySequence(self.count(SourceKind.STATE), self.layout.stored)
 
     @cached_property
     def traced(self) -> Sequence[int]:

@@ -15,6 +15,7 @@ from tasks.programs.tensors import ElementType, TensorType
 __all__ = [
     "BITS",
     "LAYERS_MAX",
+    "PROJECTIONS",
     "WEIGHT_EXPONENT_MAX",
     "LlamaShape",
     "exponents_of",
@@ -24,6 +25,8 @@ __all__ = [
 
 BITS: Final = 15
 LAYERS_MAX: Final = 256
+PROJECTIONS: Final = ("query", "key", "value", "output", "gate", "up", "down")
+"""Weights of a layer that adapters may change, in canonical order."""
 SIZES_HELD_MAX: Final = 4_096
 """Shapes of models whose size is kept in memory."""
 WEIGHT_EXPONENT_MAX: Final = 20

@@ -57,7 +57,6 @@ from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
 from tasks.kinds import finetune as finetune_jobs
-from tasks.kinds import generate as generate_jobs
 from tasks.ledger import (
     auction,
     bands,
@@ -221,7 +220,6 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "match_ms_max": specification.MATCH_MS_MAX,
         "model_bytes_max": tuning_plan.MODEL_BYTES_MAX,
         "step_calls_max": finetune_jobs.STEP_CALLS_MAX,
-        "generate_calls_max": generate_jobs.GENERATE_CALLS_MAX,
         "generate_batch_max": generate_program.BATCH_MAX,
         "ends_max": decoding_operators.ENDS_MAX,
         "clipped_max": finetune.CLIPPED_MAX,

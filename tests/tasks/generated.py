@@ -19,7 +19,11 @@ STEPS: Final = 12
 
 def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
     """Return a job of two batches of six places, its plan, and the contents of its model and prompts."""
-    made = generation(TINY, length=3, new=4, ends=(2, 7))
+    return job_of(generation(TINY, length=3, new=4, ends=(2, 7)), segment, window)
+
+
+def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, GeneratingPlan, Generation]:
+    """Return a job with its plan and everything that its worker fetches."""
     plan, model, shape = made.plan, made.shape.model, made.shape
     part = GeneratePart(
         model=BaseModel(
@@ -33,6 +37,6 @@ def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, Generatin
     )  # fmt: skip
     spec = JobSpec(
         KIND_GENERATE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan),
-        Schedule(STEPS, segment, window), WORTH // 1000, Requirements(0, 0, 0), 60_000,
+        Schedule(shape.steps, segment, window), WORTH // 1000, Requirements(0, 0, 0), 60_000,
     )  # fmt: skip
     return decode_spec(encode_spec(spec)), plan, made

@@ -13,13 +13,15 @@ from state.primitives.errors import DecodeError
 from tasks.custody.layout import state_size
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Ending, Side
+from tasks.engines import generating_plan
 from tasks.engines.generating import Generator, first_state
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import COSTS_HELD_MAX
-from tasks.kinds.generate import GENERATE_CALLS_MAX
 from tasks.ledger.lifecycle import Phase
 from tasks.programs.generate import MADE
-from tasks.programs.generate_units import generate_cost
+from tasks.programs.layered import LayeredProgram
+from tasks.programs.llama_shape import LAYERS_MAX
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
 from tests.tasks.generated import STEPS, generated
@@ -74,12 +76,16 @@ def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
 
 def test_the_work_units_of_as_many_jobs_are_known_as_of_fine_tuning() -> None:
     """Each proof of a window asks for them: with jobs of many shapes no validator computes them each time."""
-    assert generate_cost.cache_info().maxsize == COSTS_HELD_MAX
+    assert generating_plan._cost.cache_info().maxsize == COSTS_HELD_MAX
 
 
-def test_a_step_of_too_many_calls_is_refused_with_their_number() -> None:
-    with pytest.raises(DecodeError, match=f"calls, at most {GENERATE_CALLS_MAX}"):
-        decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=20))))
+def test_no_validator_builds_all_layers_of_a_deep_model() -> None:
+    spec = decode_spec(encode_spec(SPEC.changed(model=PART.model._replace(layers=LAYERS_MAX))))
+    spec.plan().check()
+    program, plan = spec.program(), spec.plan()
+    assert isinstance(program, LayeredProgram) and isinstance(plan, GeneratingPlan)
+    assert spec.step_units == program.units
+    assert state_size(plan, STEPS) == len(first_state(plan).encode())
 
 
 def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_program() -> None:

@@ -14,6 +14,7 @@ from tasks.engines.input_blobs import join_tensors, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.executor.errors import JobFailed
 from tasks.executor.playing import Play
+from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import WindowResult
 from tasks.executor.segments import make_player
 from tasks.executor.service import Executor, ExecutorOptions
@@ -22,8 +23,9 @@ from tasks.models.decoding import Decoder
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tests.tasks.executor.model_jobs import Windows, check_orders
-from tests.tasks.generated import STEPS, generated
+from tests.tasks.generated import STEPS, generated, job_of
 from tests.tasks.programs.engines import engine
+from tests.tasks.programs.generations import real_weights, smollm_generation
 
 SPEC, PLAN, MADE = generated(segment=3, window=STEPS // 2)
 PROMPTS = join_tensors(prompt_tensors(PLAN.shape), MADE.data)
@@ -85,3 +87,21 @@ async def test_other_blobs_than_the_job_names_end_it_for_good(tmp_path: Path, ro
     with pytest.raises(JobFailed) as caught:
         await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, rows, hand_on, model=model)
     assert caught.value.reason == "dataset_invalid"
+
+
+@pytest.mark.nightly
+@real_weights
+async def test_a_real_model_of_thirty_layers_is_asked_in_the_memory_that_was_planned(tmp_path: Path) -> None:
+    made = smollm_generation()
+    spec, plan, _ = job_of(made, made.shape.steps, made.shape.steps)
+    prompts = join_tensors(prompt_tensors(plan.shape), made.data)
+    model = join_tensors(weight_tensors(plan.shape.model), made.model)
+    needs = needs_of(spec, open_windows_max=1)
+    assert needs.process < 4 << 30
+    options = ProcessOptions(engine="numpy", memory_mib=needs.process >> 20, no_progress_s=1_800.0)
+    windows = Windows(TASK, spec)
+    await Executor(ExecutorOptions(options), tmp_path).run_task(TASK, spec, prompts, windows.hand_on, model=model)
+    state = TrainingState.decode(windows.found[-1][1][-1], plan)
+    decoder = Decoder(made.frozen, engine("numpy"))
+    wanted = decoder.decode(made.prompts, plan.shape.new, frozenset(plan.shape.ends)).tokens
+    assert completions(plan.shape, made.data, state) == wanted

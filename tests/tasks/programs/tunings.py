@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,8 +19,10 @@ from tasks.programs.finetune import (
     FinetuneShape,
     adapter_tensors,
     finetune_program,
+    marked_program,
     state_tensors,
 )
+from tasks.programs.layered import LAYERS, Pattern
 from tasks.programs.llama_shape import LlamaShape, weight_tensors
 from tasks.programs.operators import Context
 from tasks.programs.program import SourceKind
@@ -32,6 +34,11 @@ SEED = bytes(range(32))
 
 
 made_program = lru_cache(maxsize=4)(finetune_program)
+
+
+def pattern_of(shape: FinetuneShape, rates: FinetuneRates) -> Pattern:
+    """Return the pattern of a shape with any number of layers."""
+    return Pattern(marked_program(replace(shape, model=replace(shape.model, layers=LAYERS)), rates))
 
 
 @dataclass(frozen=True)
