@@ -10,6 +10,7 @@ from billing.prices import hour_price
 from node.cli.arguments import AMOUNT, SHARE
 from node.cli.commands import CommandGroup
 from node.cli.confirm import send, yes_option
+from node.cli.doctor import doctor
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT, show_hour_price
@@ -46,6 +47,9 @@ def worker() -> None:
       dekube worker show --home .testnet/worker-0
       dekube worker earnings --home .testnet/worker-0
     """
+
+
+worker.add_command(doctor)
 
 
 # Looking

@@ -1,0 +1,121 @@
+"""Looks at this machine and its node for ``dekube worker doctor``. Writes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from node.home.options import NodeOptions
+from node.home.paths import Home
+from node.market.doctor import Facts
+from node.market.machine import available_memory_bytes, describe_machine, measure_rate
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.errors import DekubeError
+from state.primitives.listen import parse_listen
+from tasks.executor.supervisor import Capabilities, ProcessBackend, ProcessOptions
+
+__all__ = ["gather"]
+
+SECRET_FILES_MAX: Final = 10_000
+"""Files of keys whose rights are looked at."""
+PROBE_TIMEOUT_S: Final = 120.0
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+DRIVER_CHARS: Final = 4096
+_VERSION: Final = re.compile(r"\b\d{3,4}\.\d{1,4}(?:\.\d{1,4})?\b")
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+def gather(
+    home: Home, options: NodeOptions, *, status: Mapping[str, Any] | None, entry: Mapping[str, Any] | None
+) -> Facts:
+    """Return the facts; takes some seconds, for a job is tried and the speed measured."""
+    runs_jobs = bool({"compute", "verify"} & set(options.roles))
+    device, missing, error = _tried(options) if runs_jobs else ("", (), "")
+    rate = measure_rate() if runs_jobs else None
+    profile = describe_machine(bytes(ADDRESS_BYTES), options, 0)
+    return Facts(
+        roles=options.roles,
+        engine=options.executor.engine,
+        device=device,
+        job_error=error,
+        isolation_missing=missing,
+        gpus=tuple(f"{gpu.model} ({gpu.memory_mib} MiB)" for gpu in profile.gpus),
+        driver=_driver(),
+        cores=profile.cores,
+        units_per_s=0 if rate is None else rate.units_per_s,
+        is_steady=rate is None or rate.is_steady,
+        memory_available=available_memory_bytes(),
+        disk_free=shutil.disk_usage(home.root).free,
+        disk_wanted=options.p2p.blob_store_bytes_max
+        + (options.storage.bytes_kept_max if "storage" in options.roles else 0),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        exposed=tuple(_exposed(home)),
+        busy_ports=tuple(_busy(options)) if status is None else (),
+        status=status,
+        entry=entry,
+    )
+
+
+def _tried(options: NodeOptions) -> tuple[str, tuple[str, ...], str]:
+    """Return the device of a job of one step, what its isolation lacks, and an error."""
+
+    async def probe() -> Capabilities:
+        with trio.fail_after(PROBE_TIMEOUT_S):
+            return await ProcessBackend(ProcessOptions(engine=options.executor.engine)).probe()
+
+    try:
+        got = trio.run(probe)
+    except (DekubeError, OSError, trio.TooSlowError) as error:
+        return "", (), str(error) or type(error).__name__
+    required = frozenset(options.executor.isolation) - got.isolation
+    return got.device, tuple(sorted(got.missing | required)), ""
+
+
+def _driver() -> str:
+    """Return the version of the kernel's driver of GPUs, empty without one."""
+    try:
+        with DRIVER.open(encoding="utf-8", errors="replace") as file:
+            found = _VERSION.search(file.read(DRIVER_CHARS))
+    except OSError:
+        return ""
+    return found[0] if found else "unknown"
+
+
+def _exposed(home: Home) -> Iterator[str]:
+    """Return files of keys, and folders with such files, that other users may read."""
+    seen = 0
+    for folder in (home.root / "keys", home.root / "wallet", home.jobs.parent / "keys"):
+        for path in (folder, *sorted(folder.glob("*"))):
+            seen += 1
+            if seen > SECRET_FILES_MAX:
+                return
+            with suppress(OSError):
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS:
+                    yield str(path)
+
+
+def _busy(options: NodeOptions) -> Iterator[str]:
+    """Return the addresses at which another program listens already."""
+    for listen in (options.p2p.listen, options.rpc.listen, options.metrics.listen, options.admin.listen):
+        for host, port in parse_listen(listen) if listen else ():
+            if port == 0:
+                continue
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+                family, kind, protocol, _, address = found[0]
+                with socket.socket(family, kind, protocol) as made:
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    made.bind(address)
+            except OSError as error:
+                yield f"{host}:{port} ({os.strerror(error.errno) if error.errno else error})"
