@@ -47,8 +47,9 @@ from tasks.custody.wraps import (
 )
 from tasks.errors import TaskUnknown
 from tasks.ledger.custody_records import Terms, find_terms
+from tasks.ledger.group_records import key_spec
 from tasks.ledger.lifecycle import ENDED, Phase
-from tasks.ledger.records import by_duty_key, load_spec, load_task, load_window
+from tasks.ledger.records import by_duty_key, load_task, load_window
 from tasks.spec import WINDOWS_MAX
 
 __all__ = [
@@ -195,8 +196,9 @@ class TaskKeys:
         if terms is None:
             return None
         store = self._ledger.store
-        is_own = load_task(store, task).requester == self._own
-        key = task_key_of(self._secret, load_spec(store, task)) if is_own else self._files.get(task)
+        record = load_task(store, task)
+        is_own = record.requester == self._own
+        key = task_key_of(self._secret, key_spec(store, record)) if is_own else self._files.get(task)
         if key is None:
             return None
         try:

@@ -337,6 +337,8 @@ class Task(ResultObject):
 
     ``rate`` is the worker's when it was matched. A ``parked`` task waits for a machine that changes.
     ``open_charge`` is the price of the worker's windows that are proved and not final: its bond covers them.
+    ``stage`` is the part of the life cycle that the phase is in: create, run, output or ended. A task of a group
+    has its id in ``group``, and the number of its ``seat``.
     """
 
     id: bytes
@@ -354,6 +356,9 @@ class Task(ResultObject):
     rate: int = 0
     parked: bool = False
     open_charge: Amount = 0
+    stage: str = ""
+    group: bytes | None = None
+    seat: int | None = None
 
     @property
     def has_ended(self) -> bool:

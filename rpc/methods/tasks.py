@@ -31,7 +31,7 @@ from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.complaints import aside_until_ms
 from tasks.ledger.group_records import group_of_task, seat_of_task
-from tasks.ledger.lifecycle import Phase, Reason, group_of
+from tasks.ledger.lifecycle import Phase, Reason, stage_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
 from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
@@ -57,7 +57,7 @@ def _task(record: TaskRecord) -> Json:
         "id": hexed(record.id),
         "requester": address(record.requester),
         "phase": word(record.phase),
-        "group": group_of(record.phase),
+        "stage": stage_of(record.phase),
         "reason": word(record.reason),
         "created_height": record.created_height,
         "created_ms": record.created_ms,
@@ -79,7 +79,7 @@ def _task(record: TaskRecord) -> Json:
         "state_root": hexed(record.state_root),
         "final_root": hexed(record.final_root) if record.final_root else None,
         "history": record.history,
-        "group_id": hexed(group_of_task(record)) if record.group else None,
+        "group": hexed(group_of_task(record)) if record.group else None,
         "seat": seat_of_task(record) if record.group else None,
     }
 
@@ -221,7 +221,7 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "id": HASH_OUT,
     "requester": ADDRESS_OUT,
     "phase": words_of(Phase),
-    "group": {"type": "string", "enum": ["create", "run", "output", "ended"]},
+    "stage": {"type": "string", "enum": ["create", "run", "output", "ended"]},
     "reason": words_of(Reason),
     "created_height": NUMBER,
     "created_ms": NUMBER,
@@ -243,7 +243,7 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "state_root": HASH_OUT,
     "final_root": nullable(HASH_OUT),
     "history": NUMBER,
-    "group_id": nullable(HASH_OUT),
+    "group": nullable(HASH_OUT),
     "seat": nullable(NUMBER),
 }
 
@@ -260,7 +260,8 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
     "Task": obj(
         _TASK_FIELDS,
         description="A task. `parked`: it waits for a machine that changes. `open_charge`: the price of the "
-        "worker's windows that are proved and not final. `group_id`, `seat`: of a task of a group.",
+        "worker's windows that are proved and not final. `stage`: the part of the life cycle that `phase` is in. "
+        "`group`, `seat`: of a task that is a seat of a group (`dekube_getGroup`), else null.",
     ),
     "TaskWithSpec": obj(
         _TASK_FIELDS

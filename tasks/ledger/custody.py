@@ -38,6 +38,7 @@ from tasks.ledger.custody_records import (
     save_terms,
 )
 from tasks.ledger.deadlines import Draw, custody_slot, schedule_draw
+from tasks.ledger.group_records import is_spare
 from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
@@ -142,13 +143,13 @@ def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) ->
         raise NotYours("the sender is not the requester")
     if record.phase != Phase.MATCHING or record.ending or find_terms(case.state, record.id) is not None:
         raise WrongPhase(record.phase.name.lower())
-    due = custody_budget(case.spec, parameters)
+    each = 0 if is_spare(case.state, record) else _reserve_of(case.spec, parameters)  # a spare proves no window
+    due = each * case.spec.windows
     if amount != due:
         raise PaymentMissing(due=due, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY, owner=sender)
     terms = Terms(
-        key_root, inputs, case.spec.windows, parameters.custody_price_per_gib_hour,
-        _reserve_of(case.spec, parameters), 0, 0, 0,
+        key_root, inputs, case.spec.windows, parameters.custody_price_per_gib_hour, each, 0, 0, 0,
     )  # fmt: skip
     save_terms(case.state, record.id, terms)
 

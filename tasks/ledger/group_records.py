@@ -22,7 +22,7 @@ from tasks.errors import GroupUnknown
 from tasks.ledger.bands import rate_top
 from tasks.ledger.deadlines import GROUP_SLOT, Due, cancel, schedule
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
-from tasks.ledger.records import LEDGER_ADDRESS, TaskRecord
+from tasks.ledger.records import LEDGER_ADDRESS, TaskRecord, load_spec
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "group_of_task",
     "holders_of",
     "is_spare",
+    "key_spec",
     "load_group",
     "move_group",
     "save_group",
@@ -165,6 +166,11 @@ def group_of_task(record: TaskRecord) -> bytes:
 def seat_of_task(record: TaskRecord) -> int:
     """Return the seat that a task of a group is."""
     return record.group[-1]
+
+
+def key_spec(state: Reader, record: TaskRecord) -> JobSpec:
+    """Return the job from which the key of a task follows: of all seats of a group that of seat 0 (R79)."""
+    return load_spec(state, seat_task(group_of_task(record), 0) if record.group else record.id)
 
 
 def load_group(state: Reader, group: bytes) -> GroupRecord:

@@ -23,7 +23,7 @@ __all__ = [
     "Reason",
     "WindowEvent",
     "WindowPhase",
-    "group_of",
+    "stage_of",
 ]
 
 
@@ -318,7 +318,7 @@ class Reason(IntEnum):
     """The members of the spare's group have ended."""
 
 
-def group_of(phase: Phase) -> str:
+def stage_of(phase: Phase) -> str:
     """Return the part of the life cycle that users speak of: create, run or output; ended after it."""
     if phase in ENDED:
         return "ended"

@@ -170,7 +170,9 @@ async def test_a_group_is_shown_in_every_phase() -> None:
     assert [seat.phase for seat in found.seats[:3]] == ["settled"] * 3
     assert [change["phase"] for change in found.document["history"]] == ["matching", "running", "ended"]
     task = (await node.call("dekube_getTask", hexed(found.seats[1].task)))["task"]
-    assert (task["group_id"], task["seat"], task["phase"]) == (hexed(group), 1, "settled")
+    assert (task["group"], task["seat"], task["phase"]) == (hexed(group), 1, "settled")
+    typed = read_result(Task, task)
+    assert (typed.group, typed.seat, typed.stage) == (group, 1, "ended")
     assert (await node.call("dekube_getGroup", hexed(b"g" * 32)))["group"] is None
 
 
@@ -185,7 +187,7 @@ async def test_every_phase_of_a_task_is_shown() -> None:
     for _ in range(400):
         world.block()
         found = await see(node, task)
-        if found["group"] == "ended":
+        if found["stage"] == "ended":
             break
         world.act()
     assert found["phase"] == "settled", found

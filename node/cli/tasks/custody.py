@@ -23,6 +23,7 @@ from tasks.custody.keys import derive_key, key_proof_to_value, window_key_name
 from tasks.custody.sealed import OutputIsGarbage, check_task_key, task_key_of
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.custody_transitions import DEMAND_CUSTODY, END_CUSTODY, REVEAL_GARBAGE
+from tasks.ledger.group_records import seat_task
 from tasks.spec import decode_spec
 
 __all__ = ["custody", "demand_of_custodian", "has_custody", "own_record", "receipt", "show_garbage"]
@@ -155,7 +156,8 @@ def show_garbage(
     if number not in numbers or terms is None:
         say("The output is garbage, and its custody is over: nothing can be shown.")
         return
-    spec = decode_spec(bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x")))
+    first = record if record.group is None else record_of(client, seat_task(record.group, 0))
+    spec = decode_spec(bytes.fromhex(str(first.document["spec"]["raw"]).removeprefix("0x")))
     task_key, name = task_key_of(key.secret, spec), window_key_name(number)
     path = check_task_key(task_key, terms.key_root, terms.inputs, terms.windows).proof(name)
     payload: list[Value] = [

@@ -26,8 +26,9 @@ from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import JobSpec
 
-__all__ = ["CustodyAsk", "check_node", "end_custody", "plain_dataset", "share_out", "told_readers"]
+__all__ = ["NO_CUSTODY", "CustodyAsk", "check_node", "end_custody", "plain_dataset", "share_out", "told_readers"]
 
+NO_CUSTODY: Final = "this chain has no custody; create the task without --custody, --private and --keep-input"
 SHARE_TIMEOUT_S: Final = 600.0
 """Machines that keep a share fetch the encrypted data set first."""
 
@@ -49,9 +50,7 @@ class CustodyAsk:
 
     def __post_init__(self) -> None:
         if not self.amount:
-            raise ConfigError(
-                "this chain has no custody; create the task without --custody, --private and --keep-input"
-            )
+            raise ConfigError(NO_CUSTODY)
         self._sent: bytes | None = None
 
     @property

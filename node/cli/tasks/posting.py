@@ -20,9 +20,18 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
-from node.cli.tasks.group import MEMBERS_MAX, check_seats, post_group, seats_price, tell_posted
+from node.cli.tasks.group import (
+    MEMBERS_MAX,
+    SeatTerms,
+    check_seats,
+    group_document,
+    group_lines,
+    post_group,
+    seats_price,
+    tell_posted,
+)
 from node.cli.tasks.job_file import read_job
-from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
+from node.cli.tasks.keeping import NO_CUSTODY, CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.told import told_job
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
@@ -41,6 +50,7 @@ from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
+from tasks.ledger.group_records import seat_task
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
@@ -184,23 +194,40 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 @only_with(("--yes",), "--save")
 @not_with((*RECIPE, "--job"), "--spec")
 @not_with(_SAID_BY_FILE, "--job")
+@only_with(("--spares",), "--members")
 @click.command()
 @reading_options
 @_recipe_options
+@click.option("--members", default=1, show_default=True, type=WholeNumber(1, MEMBERS_MAX),
+              help="Quote a group of so many tasks.")  # fmt: skip
+@click.option("--spares", type=WholeNumber(0, MEMBERS_MAX),
+              help="With --members: machines that stand by. Default: one for eight.")  # fmt: skip
 @click.option("--save", type=OUTPUT_FILE, metavar="FILE", help="Write the job to FILE (JSON).")
 @overwrite_option
 @json_option
-def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_json: bool) -> None:
+def quote(
+    session: Session,
+    recipe: _Recipe,
+    members: int,
+    spares: int | None,
+    save: Path | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Show what creating a task would lock; nothing is sent.
 
     The whole price is locked, and the unused part is refunded.
 
     \b
     Examples:
+      dekube task quote --members 8
       dekube task quote --steps 1200 --windows 6 --max-price 0.0025
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
     check_overwrite(save, yes=yes, option="--save")
+    standing = check_seats(members, spares)
+    if not recipe.seed and recipe.spec_file is None:  # the command that posts it names it
+        recipe = recipe._replace(seed=secrets.token_hex(8))
     with session.client() as client:
         raw, made = _job(client, recipe)
         quoted = client.quote_job(decode_spec(raw))
@@ -228,7 +255,8 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "reported",
         )
         told = [{"code": code, "text": text} for code, text in objections]
-        show({**{name: amounts.document[name] for name in parts}, "objections": told, "spec": spec})
+        group = {} if members == 1 else {"group": group_document(amounts, members, standing)}
+        show({**{name: amounts.document[name] for name in parts}, **group, "objections": told, "spec": spec})
         if objections:
             raise JobRefused(objections)
         return
@@ -246,6 +274,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "preparation": show_amount(amounts.preparation),
             **_custody_lines(amounts),
             "locked in all": show_amount(amounts.total),
+            **({} if members == 1 else group_lines(amounts, members, standing)),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),
         },
@@ -338,7 +367,7 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 
 @not_with(("--no-custody",), "--private", "--keep-input", "--holders")
 @only_with(("--spares",), "--members")
-@not_with(("--custody", "--no-custody", "--private", "--keep-input", "--holders"), "--members")
+@not_with(("--keep-input",), "--members")
 @not_with((*RECIPE, "--job"), "--spec")
 @not_with((*_SAID_BY_FILE, "--dataset"), "--job")
 @click.command()
@@ -424,7 +453,7 @@ def create(
             objections = private.objections(quoted)
         if keeps_input or holders:
             objections += _noticed(quoted, FEW_CUSTODIANS)
-        if is_kept is not False and members == 1:
+        if is_kept is not False:
             objections += _noticed(quoted, CUSTODY_TOO_DEAR)
         if objections and not anyway:
             raise JobRefused(objections)
@@ -454,8 +483,23 @@ def create(
             )
 
         if members > 1:
-            group, receipt = post_group(client, key, raw, quoted, members, standing, what, bring, yes=yes)
-            tell_posted(client, group, receipt, locked, watches=watches, as_json=as_json)
+            terms = None
+            if private is not None:
+                terms = SeatTerms(private.job.key_root, INPUTS, quoted.custody)
+                what["read by"] = f"{private.readers}; each member's worker has the key of all of them"
+            elif is_kept or (is_kept is None and quoted.custody):
+                terms = SeatTerms(public_key_root(spec.windows), 0, quoted.custody)
+            if terms is not None:
+                if not quoted.custody:
+                    raise ConfigError(NO_CUSTODY)
+                what["custody"] = (
+                    f"locks {show_amount(members * quoted.custody)} more; what is not used comes back"
+                )
+            group, receipt = post_group(
+                client, key, raw, quoted, members, standing, what, bring, terms=terms, yes=yes
+            )
+            shares = private.share_seats(group, members + standing) if private is not None else {}
+            tell_posted(client, group, receipt, locked, shares, watches=watches, as_json=as_json)
             return
         ask = None
         if private is not None:
@@ -534,6 +578,11 @@ class _Private:
         found = [(item.code, item.text) for item in quoted.objections if not item.code.startswith("dataset_")]
         here = [*self._known, *check_start(self.job.spec)]
         return found + [(code, text) for code, text in here if code not in dict(found)]
+
+    def share_seats(self, group: bytes, seats: int) -> dict[str, list[str]]:
+        """Hand out the shares of all seats of a group; return who keeps one of the first."""
+        shared = [self.share(seat_task(group, seat)) for seat in range(seats)]
+        return shared[0]
 
     def share(self, task: bytes) -> dict[str, list[str]]:
         """Hand out the shares; return who keeps one."""

@@ -13,7 +13,7 @@ from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
-from node.cli.tasks.group import show_group
+from node.cli.tasks.group import group_bill, show_group
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
 from node.market.posting import next_of
@@ -280,18 +280,20 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
 @click.option("--lines", "all_lines", is_flag=True, help="Show every payment in its order.")
 @json_option
 def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> None:
-    """Show the bill of a task: every payment and the sums.
+    """Show the bill of a task or a group: every payment and the sums.
 
     Equal payments of several windows share one row; --lines shows each payment. Locked + paid + refunded +
-    burned = deposited, exactly.
+    burned = deposited, exactly. The bill of a group has the payments of all its tasks.
 
     \b
     Example:
       dekube task bill 0xTASK --lines
     """
     with session.client() as client:
-        record_of(client, task_id)
-        found = client.bill(task_id)
+        group = client.group(task_id) if client.task(task_id) is None else None
+        if group is None:
+            record_of(client, task_id)
+        found = client.bill(task_id) if group is None else group_bill(client, group)
     if as_json:
         totals = found.totals.document
         lines = [line.document for line in found.lines]
@@ -301,7 +303,8 @@ def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> No
         }
         show({"lines": lines, "totals": totals, "exact": found.totals.is_exact, "parties": parties})
         return
-    show_bill(found, title=f"Bill of task {hexed(task_id)}", all_lines=all_lines)
+    what = "task" if group is None else "group"
+    show_bill(found, title=f"Bill of {what} {hexed(task_id)}", all_lines=all_lines)
 
 
 def show_bill(found: Bill, *, title: str, all_lines: bool = False) -> None:

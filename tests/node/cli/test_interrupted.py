@@ -22,6 +22,7 @@ from node.cli import group
 from node.cli.session import Session
 from node.market.private_jobs import make_private
 from rpc.client import Client, ClientError, TransactionRefused
+from rpc.client.jobs import JobQuote, judge_job
 from rpc.client.results import Custody, CustodyTerms, Task, TaskQuote, read_result
 from state.primitives.address import format_address
 from state.primitives.hashing import digest
@@ -34,7 +35,7 @@ from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.queries import tasks_by_requester
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK
-from tasks.spec import encode_spec
+from tasks.spec import JobSpec, encode_spec
 from tests.rpc.harness import hexed
 from tests.rpc.test_market import WorldNode
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -84,6 +85,9 @@ class Chain:
 
     def quote_task(self, raw: bytes, task: bytes | None = None) -> TaskQuote:
         return read_result(TaskQuote, self.ask("dekube_quoteTask", hexed(raw), *([hexed(task)] if task else [])))
+
+    def quote_job(self, spec: JobSpec) -> JobQuote:
+        return judge_job(spec, self.quote_task(encode_spec(spec)))
 
     def task(self, task: bytes) -> Task:
         return read_result(Task, self.ask("dekube_getTask", hexed(task))["task"])

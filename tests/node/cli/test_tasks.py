@@ -22,7 +22,7 @@ from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
 from rpc.client.jobs import JobQuote, judge_job
-from rpc.client.results import BillLine, CustodyLine, Group, Task, read_result
+from rpc.client.results import Bill, BillLine, CustodyLine, EscrowTotals, Group, Task, read_result
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
@@ -133,6 +133,12 @@ class Requested:
     def group(self, group: bytes) -> Group | None:
         return self.groups.get(group)
 
+    def bill(self, _task: bytes) -> Bill:
+        line = {"number": 0, "height": 1, "movement": "paid", "purpose": "window_pay", "amount": "7"}
+        line |= {"party": OTHER, "window": 0}  # type: ignore[dict-item]
+        totals = {"deposited": "10", "locked": "0", "paid": "7", "refunded": "2", "burned": "1"}
+        return Bill(lines=(read_result(BillLine, line),), totals=read_result(EscrowTotals, totals))
+
     def add_seats(self, _key: SecretKey, group: bytes, roots: list[bytes], amount: int) -> None:
         self.asked.append(f"add_seats {len(roots)} {amount}")
         assert group == group_id_of(KEY.address, 0)
@@ -219,6 +225,9 @@ def test_a_group_is_posted_with_all_its_seats_shown_and_cancelled(
     shown = run(monkeypatch, client, "show", answer["group"], "--home", tmp_path).stdout
     assert "running (matched)" in shown and "100 to 114 work units" in shown and "2 (spare)" in shown
     assert json.loads(run(monkeypatch, client, "show", answer["group"], "--json").stdout)["group"] == document
+    told = json.loads(run(monkeypatch, client, "bill", answer["group"], "--json").stdout)
+    assert told["totals"] == {"deposited": "30", "locked": "0", "paid": "21", "refunded": "6", "burned": "3"}
+    assert len(told["lines"]) == 3 and told["exact"]
     run(monkeypatch, client, "cancel", answer["group"], "--home", tmp_path, "--yes")
     assert client.asked[-1] == "cancel_group"
 
@@ -232,7 +241,7 @@ def test_a_task_is_cancelled_with_its_key_opened_once(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--members", 9, "--spares", 3), ("--spares", 1), ("--members", 2, "--custody"), ("--members", 65)],
+    [("--members", 9, "--spares", 3), ("--spares", 1), ("--members", 2, "--keep-input"), ("--members", 65)],
 )
 def test_a_group_that_cannot_be_is_refused_before_anything_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]

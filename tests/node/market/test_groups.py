@@ -13,6 +13,9 @@ from billing.escrow import escrow_totals
 from node.market.posting import start_roots
 from state.primitives.genesis import read_parameters
 from state.view.accounts import load_account
+from tasks.ledger.custody import custody_budget
+from tasks.ledger.custody_records import find_custody
+from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_id_of, load_group, seat_task
 from tasks.ledger.group_transitions import ADD_SEATS, CREATE_GROUP
 from tasks.ledger.groups import seats_budget
@@ -21,7 +24,9 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, load_spec, load_task
 from tasks.ledger.transitions import GIVE_UP_TASK
 from tasks.spec import JobSpec, encode_spec
+from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import REQUESTER, Market
+from tests.node.market.test_private import PrivateMarket
 from tests.node.world import Machine, World, world_with
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -95,3 +100,55 @@ async def test_members_compute_jobs_of_their_own_and_a_spare_takes_the_place_of_
     for task in members:
         totals = escrow_totals(world.store, task.id)
         assert totals.deposited == totals.locked + totals.paid + totals.refunded + totals.burned
+
+
+class PrivateGroupMarket(PrivateMarket):
+    """A private group of two members and a spare: all seats have the keys of seat 0 (R79)."""
+
+    async def post(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
+        wallet = self.machines[-1].wallet
+        self.task = group_id_of(wallet.address, load_account(self.world.store, wallet.address).nonce)
+        roots, due = [*start_roots(spec, 2), b""], seats_budget(spec, 1, 1, parameters)
+        amounts = [custody_budget(spec, parameters)] * 2 + [0]
+        asks = [[seat_task(self.task, seat), key_root, 1, amount] for seat, amount in enumerate(amounts)]
+        posted: list[tuple[int, list[Any]]] = [
+            (CREATE_GROUP, [encode_spec(spec), 2, 1]), (ASK_CUSTODY, asks[0]),
+            (ADD_SEATS, [self.task, roots, due]), (ASK_CUSTODY, asks[1]), (ASK_CUSTODY, asks[2]),
+        ]  # fmt: skip
+        for kind, payload in posted:
+            async with trio.open_nursery() as sending:
+                sending.start_soon(wallet.send, kind, payload)
+                await self.world.mint_until(lambda sent=sending: not sent.child_tasks)
+
+    def seat(self, number: int) -> TaskRecord:
+        return load_task(self.world.store, seat_task(self.task, number))
+
+
+@pytest.mark.nightly
+async def test_the_members_of_a_private_group_have_one_data_set_and_its_spare_reads_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_with(tmp_path, monkeypatch, CUSTODY)
+    workers = [Machine(world, number, "compute") for number in (1, 2, 3)]
+    others = [Machine(world, 4, "verify"), *(Machine(world, number, "storage") for number in (5, 6))]
+    requester = Machine(world, 9, "relay")
+    market = PrivateGroupMarket(world, *workers, *others, requester)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        stood = False
+
+        def is_over() -> bool:
+            nonlocal stood
+            stood = stood or market.seat(2).phase == Phase.STANDBY
+            return load_group(world.store, market.task).phase == GroupPhase.ENDED
+
+        await world.mint_until(is_over, timeout_s=180)
+        nursery.cancel_scope.cancel()
+    assert stood, "the spare had the data set"
+    assert [market.seat(number).phase for number in range(2)] == [Phase.SETTLED] * 2
+    assert market.seat(0).final_root != market.seat(1).final_root
+    for number in range(2):
+        assert find_custody(world.store, market.seat(number).id, 0) is not None
+    world.store.close()

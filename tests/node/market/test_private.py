@@ -64,20 +64,24 @@ class PrivateMarket(Market):
         requester.network.blobs.pin(blob)
         self.task_spec = spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
         parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)
-        self.task = task_id_of(requester.wallet.address, 0)
-        root = self.root or KeyCommitments(self.key, 1, spec.windows).root
-        async with trio.open_nursery() as sending:
-            posting: list[Value] = [encode_spec(spec)]
-            sending.start_soon(requester.wallet.send, CREATE_TASK, posting)
-            await self.world.mint_until(lambda: not sending.child_tasks)
-            amount = custody_budget(spec, parameters)
-            asking: list[Value] = [self.task, root, 1, amount]
-            sending.start_soon(requester.wallet.send, ASK_CUSTODY, asking)
-            await self.world.mint_until(lambda: not sending.child_tasks)
+        await self.post(spec, self.root or KeyCommitments(self.key, 1, spec.windows).root, parameters)
         async with trio.open_nursery() as registering:
             for machine in self.machines[:-1]:
                 registering.start_soon(machine.register)
             await self.world.mint_until(lambda: not registering.child_tasks)
+
+    async def post(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
+        """Post the task, and ask for its custody."""
+        wallet = self.machines[-1].wallet
+        self.task = task_id_of(wallet.address, 0)
+        async with trio.open_nursery() as sending:
+            posting: list[Value] = [encode_spec(spec)]
+            sending.start_soon(wallet.send, CREATE_TASK, posting)
+            await self.world.mint_until(lambda: not sending.child_tasks)
+            amount = custody_budget(spec, parameters)
+            asking: list[Value] = [self.task, key_root, 1, amount]
+            sending.start_soon(wallet.send, ASK_CUSTODY, asking)
+            await self.world.mint_until(lambda: not sending.child_tasks)
 
     def job(self) -> JobSpec:
         """Return the job before its data set is encrypted."""

@@ -14,6 +14,9 @@ from state.primitives.codec import encode
 from state.view.accounts import balance_of
 from tasks.ledger import queries
 from tasks.ledger.bands import rate_top
+from tasks.ledger.custody import custody_budget
+from tasks.ledger.custody_records import find_terms
+from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.group_records import (
     GROUP_HISTORY_MAX,
     GROUP_LIMIT_BYTES,
@@ -409,3 +412,27 @@ def check_counts(world: World, group: bytes) -> None:
     assert holders_of(world.state, group) == holding
     working = [task.worker for task in tasks if task.worker and task.phase not in ENDED]
     assert len(working) == len(set(working)), "a machine has one seat of a group"
+
+
+def test_custody_of_a_group_is_asked_for_each_seat_and_costs_nothing_for_a_spare() -> None:
+    world = market(3, custody_copies=2)
+    before = balance_of(world.state, REQUESTER)
+    group = create(world, 2, 1)
+    due = custody_budget(spec(), world.parameters)
+
+    def ask(number: int, amount: int) -> str | None:
+        return world.send(REQUESTER, ASK_CUSTODY, [seat_task(group, number), b"k" * 32, 1, amount])
+
+    assert ask(2, due) == "payment_missing"
+    assert [ask(number, 0 if number == 2 else due) for number in range(3)] == [None] * 3
+    assert ask(2, 0) == "wrong_phase"
+    run(world, group, until=lambda record: record.phase is GroupPhase.RUNNING)
+    for number in range(3):
+        terms = find_terms(world.state, seat_task(group, number))
+        assert terms is not None and terms.each == (0 if number == 2 else due // 3)
+    assert world.send(REQUESTER, CANCEL_GROUP, [group]) is None
+    run(world, group)
+    for _ in range(10):
+        world.block(60_000)
+    locked = [escrow_totals(world.state, seat_task(group, number)).locked for number in range(3)]
+    assert locked == [0, 0, 0] and balance_of(world.state, REQUESTER) < before

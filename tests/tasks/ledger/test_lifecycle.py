@@ -27,7 +27,7 @@ from tasks.ledger.lifecycle import (
     Reason,
     WindowEvent,
     WindowPhase,
-    group_of,
+    stage_of,
 )
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_spec_bytes, load_window
@@ -93,7 +93,7 @@ def test_from_every_phase_an_end_can_be_reached() -> None:
 
 def test_there_is_a_reason_for_everything_and_users_see_three_parts() -> None:
     assert len(Reason) >= 20
-    assert {group_of(phase) for phase in Phase} == {"create", "run", "output", "ended"}
+    assert {stage_of(phase) for phase in Phase} == {"create", "run", "output", "ended"}
 
 
 # The way through
