@@ -105,7 +105,7 @@ async def test_members_compute_jobs_of_their_own_and_a_spare_takes_the_place_of_
 class PrivateGroupMarket(PrivateMarket):
     """A private group of two members and a spare: all seats have the keys of seat 0 (R79)."""
 
-    async def post(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
+    async def post_sealed(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
         wallet = self.machines[-1].wallet
         self.task = group_id_of(wallet.address, load_account(self.world.store, wallet.address).nonce)
         roots, due = [*start_roots(spec, 2), b""], seats_budget(spec, 1, 1, parameters)
@@ -116,9 +116,12 @@ class PrivateGroupMarket(PrivateMarket):
             (ADD_SEATS, [self.task, roots, due]), (ASK_CUSTODY, asks[1]), (ASK_CUSTODY, asks[2]),
         ]  # fmt: skip
         for kind, payload in posted:
-            async with trio.open_nursery() as sending:
-                sending.start_soon(wallet.send, kind, payload)
-                await self.world.mint_until(lambda sent=sending: not sent.child_tasks)
+            await self._send(kind, payload)
+
+    async def _send(self, kind: int, payload: list[Any]) -> None:
+        async with trio.open_nursery() as sending:
+            sending.start_soon(self.machines[-1].wallet.send, kind, payload)
+            await self.world.mint_until(lambda: not sending.child_tasks)
 
     def seat(self, number: int) -> TaskRecord:
         return load_task(self.world.store, seat_task(self.task, number))

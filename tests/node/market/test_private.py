@@ -64,13 +64,13 @@ class PrivateMarket(Market):
         requester.network.blobs.pin(blob)
         self.task_spec = spec = spec.changed(dataset=spec.dataset._replace(blob=blob))
         parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)
-        await self.post(spec, self.root or KeyCommitments(self.key, 1, spec.windows).root, parameters)
+        await self.post_sealed(spec, self.root or KeyCommitments(self.key, 1, spec.windows).root, parameters)
         async with trio.open_nursery() as registering:
             for machine in self.machines[:-1]:
                 registering.start_soon(machine.register)
             await self.world.mint_until(lambda: not registering.child_tasks)
 
-    async def post(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
+    async def post_sealed(self, spec: JobSpec, key_root: bytes, parameters: TaskParameters) -> None:
         """Post the task, and ask for its custody."""
         wallet = self.machines[-1].wallet
         self.task = task_id_of(wallet.address, 0)
