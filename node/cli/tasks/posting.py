@@ -483,18 +483,7 @@ def create(
             )
 
         if members > 1:
-            terms = None
-            if private is not None:
-                terms = SeatTerms(private.job.key_root, INPUTS, quoted.custody)
-                what["read by"] = f"{private.readers}; each member's worker has the key of all of them"
-            elif is_kept or (is_kept is None and quoted.custody):
-                terms = SeatTerms(public_key_root(spec.windows), 0, quoted.custody)
-            if terms is not None:
-                if not quoted.custody:
-                    raise ConfigError(NO_CUSTODY)
-                what["custody"] = (
-                    f"locks {show_amount(members * quoted.custody)} more; what is not used comes back"
-                )
+            terms = _seat_terms(spec, quoted, private, is_kept, members, what)
             group, receipt = post_group(
                 client, key, raw, quoted, members, standing, what, bring, terms=terms, yes=yes
             )
@@ -539,6 +528,24 @@ def create(
     if as_json:
         show(answer)
     expect_settled(task_id, str(answer["phase"]))
+
+
+def _seat_terms(
+    spec: JobSpec, quoted: TaskQuote, private: _Private | None, is_kept: bool | None, members: int,
+    what: dict[str, str],
+) -> SeatTerms | None:  # fmt: skip
+    """Return the terms of custody of a group's seats, and tell them. Raises ConfigError on a chain without it."""
+    if private is not None:
+        terms = SeatTerms(private.job.key_root, INPUTS, quoted.custody)
+        what["read by"] = f"{private.readers}; each member's worker has the key of all of them"
+    elif is_kept or (is_kept is None and quoted.custody):
+        terms = SeatTerms(public_key_root(spec.windows), 0, quoted.custody)
+    else:
+        return None
+    if not quoted.custody:
+        raise ConfigError(NO_CUSTODY)
+    what["custody"] = f"locks {show_amount(members * quoted.custody)} more; what is not used comes back"
+    return terms
 
 
 def _send_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> None:
