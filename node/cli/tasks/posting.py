@@ -440,7 +440,6 @@ def create(
         private = None
         if is_private and plain is not None:
             private = _Private(session, client, key, spec, plain, holders, threshold)
-        if private is not None:
             spec, raw = private.job.spec, encode_spec(private.job.spec)
         if made is None and spec.dataset.blob != DIGITS_BLOB:
             for given in spec.inputs()[0 if private is None else 1 :]:
