@@ -81,6 +81,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "faucet": ("node.cli.faucet:faucet", "Run a faucet for a test network."),
     "tx": ("node.cli.transactions:tx", "Stake, unstake or rotate a validator's keys."),
     "task": ("node.cli.tasks:task", "Create training tasks, follow them and fetch their results."),
+    "api": ("node.cli.api:api", "Serve jobs to programs that speak the OpenAI wire format."),
     "verify": ("node.cli.verify:verify", "Check a folder of adapters against the task that trained them."),
     "blob": ("node.cli.blobs:blob", "Upload data sets and download bulk data."),
     "worker": ("node.cli.workers:worker", "Register this machine as a worker and list the market's machines."),

@@ -30,15 +30,12 @@ from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
 from rpc.client.results import ChainInfo, Nonce, read_result
 from rpc.gateway.app import allowed_headers
+from rpc.gateway.asgi_only import AsgiOnly
 from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
-from rpc.gateway.dispatch import Caller
-from rpc.gateway.fast_path import DirectRequest
 from rpc.gateway.limits import Proxies, caller_key, caller_limiter
-from rpc.gateway.memory_quota import MemoryQuota
 from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.log_output import LogCollector
-from rpc.protocol.errors import RpcError
 from state.primitives.address import format_address, parse_address
 from state.primitives.amounts import format_amount
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
@@ -479,28 +476,6 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
-class _NoFastPath:
-    """A fast path that takes no request: all of them go through ASGI."""
-
-    body_bytes_max = BODY_LIMIT_BYTES
-    memory_quota = MemoryQuota()
-
-    def admit(self, _headers: Any) -> None:
-        return None
-
-    def answer(self, _body: bytes | bytearray, _caller: Caller) -> Any:
-        raise AssertionError(DirectRequest)
-
-    def begin(self, _body: bytes | bytearray, _caller: Caller) -> Any:
-        raise AssertionError(DirectRequest)
-
-    def charge(self, _caller: str, _units: int) -> float:
-        raise AssertionError(DirectRequest)
-
-    def refuse(self, _error: RpcError, _body: bytes | bytearray = b"") -> bytes:
-        raise AssertionError(DirectRequest)
-
-
 async def serve(key: SecretKey, options: FaucetOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -517,7 +492,7 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
         book = GrantLog(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
         limiter = ConnectionLimiter(ConnectionOptions(connections_max=1_024, connections_per_address_max=32))
-        http, _ = make_protocols(limiter, _NoFastPath())
+        http, _ = make_protocols(limiter, AsgiOnly(BODY_LIMIT_BYTES))
         server = uvicorn.Server(
             uvicorn.Config(
                 Application(faucet), http=http, ws="none", lifespan="off", log_config=None, access_log=False,

@@ -1,0 +1,211 @@
+"""Makes the job of a request from a model's own files: the same one each time, also after a restart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from node.api.errors import ApiError, not_found, unsupported, wrong
+from node.api.lines import Fault, parse_lines
+from node.api.prompting import BatchPlan, Text, plan_batch
+from node.api.records import TUNING, JobRecord
+from node.api.requests import CHAT
+from node.api.store import Store
+from rpc.client.jobs import make_job
+from state.primitives.errors import ConfigError
+from state.primitives.hashing import digest
+from tasks.engines.errors import EngineMissing
+from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.generate import KIND_GENERATE
+from tasks.models.errors import ModelError, RowsInvalid
+from tasks.models.jobs import LazyTokens, TuningSettings
+from tasks.models.opening import open_model
+from tasks.models.rows import examples_of, objects_of
+from tasks.models.tokens import Tokeniser
+from tasks.programs.operators.scalars import NANO
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import request_of
+
+if TYPE_CHECKING:
+    from rpc.client.jobs import MadeJob
+    from tasks.spec import FinetunePart
+
+__all__ = ["Maker", "MakerOptions", "ModelFile", "parse_model", "trained_tokens"]
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,95}")
+_TURN: Final = ("<|im_start|>", "<|im_end|>")
+"""Tokens of the one form of chats that there is (ChatML)."""
+_USUAL: Final = TuningSettings()
+
+
+class ModelFile(NamedTuple):
+    """A model of this machine under a name: a folder of safetensors, or a GGUF file."""
+
+    name: str
+    path: Path
+
+    def check(self) -> None:
+        """Raises ConfigError if there is no such model, or it is of another architecture."""
+        try:
+            with open_model(self.path):
+                pass
+        except ModelError as error:
+            raise ConfigError(f"--model {self.name}: {self.path}: {error}") from None
+
+
+def parse_model(text: str) -> ModelFile:
+    """Return the model of NAME=PATH. Raises ConfigError."""
+    name, equals, path = text.partition("=")
+    if not equals or not path or not NAME.fullmatch(name) or name.startswith("ft:"):
+        raise ConfigError(f"{text!r}: NAME=PATH expected; a name has letters, digits, dots, slashes and hyphens")
+    return ModelFile(name, Path(path))
+
+
+class MakerOptions(NamedTuple):
+    """Terms of all jobs."""
+
+    max_price: int
+    match_ms: int
+
+
+class Maker:
+    """Makes jobs; it reads whole models, so it runs in a thread."""
+
+    def __init__(self, models: Sequence[ModelFile], store: Store, options: MakerOptions) -> None:
+        self._models = {model.name: model for model in models}
+        self._store, self._options = store, options
+        self._last: tuple[str, MadeJob] | None = None
+        """The last job: it is made to be priced, and a moment later to be posted."""
+
+    @property
+    def models(self) -> tuple[ModelFile, ...]:
+        """The models that have a name."""
+        return tuple(self._models.values())
+
+    def base_of(self, model: str, param: str = "model") -> tuple[ModelFile, JobRecord | None]:
+        """Return the files of a model, and the job that tuned it. Raises ApiError."""
+        found = self._models.get(model)
+        if found is not None:
+            return found, None
+        job = self._store.tuned(model)
+        if job is None:
+            error = not_found("model", model, param)
+            error.reason = "model_not_found"
+            raise error
+        if job.model not in self._models:
+            raise wrong(f"The base model {job.model} is not served any more.", param, "model_not_found")
+        return self._models[job.model], job
+
+    def settled(self, job: JobRecord, **settings: Any) -> JobRecord:
+        """Return a fine-tuning job with numbers for what its request left open. Raises ApiError."""
+        model, tuned = self.base_of(job.model)
+        if tuned is not None:
+            raise unsupported("A tuned model cannot be tuned again; name its base model.", "model")
+        factor = settings["rate_factor"] or 1.0
+        data = self._store.content(job.data_file)
+        try:
+            with open_model(model.path) as opened:
+                if any("messages" in fields for _, fields in objects_of(data)):
+                    check_chat(opened.tokeniser())
+                examples = list(examples_of(data, LazyTokens(opened), opened.shape.vocabulary))
+        except RowsInvalid as error:
+            raise _of_rows(error) from None
+        except (ModelError, EngineMissing) as error:
+            raise wrong(str(error), "model", error.code) from None
+        numbers = {
+            "epochs": settings["epochs"] or _USUAL.epochs,
+            "batch": min(settings["batch"] or _USUAL.batch, len(examples)),
+            "rate_factor": factor,
+            "tokens": sum(len(one.tokens) for one in examples),
+        }
+        return replace(job, settings=numbers)
+
+    def make(self, job: JobRecord) -> MadeJob:
+        """Return the job of a record. Raises ApiError."""
+        if self._last is not None and self._last[0] == job.id:
+            return self._last[1]
+        self._last = None
+        made = self._tuning(job) if job.kind == TUNING else self._batch(job)
+        self._last = job.id, made
+        return made
+
+    def forget(self) -> None:
+        """Free the last job."""
+        self._last = None
+
+    def _tuning(self, job: JobRecord) -> MadeJob:
+        rate = round(_USUAL.learning_rate_nano * float(job.settings["rate_factor"])) / NANO
+        return self._make(
+            job, self._store.content(job.data_file), "training_file",
+            {"kind": KIND_FINETUNE, "epochs": job.settings["epochs"], "batch": job.settings["batch"],
+             "learning_rate": rate},
+        )  # fmt: skip
+
+    def _batch(self, job: JobRecord) -> MadeJob:
+        plan, text = self.plan(job)
+        values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
+        _, tuned = self.base_of(job.model, "body.model")
+        if tuned is not None and tuned.signed is not None:
+            values["adapter"] = f"task:0x{tuned.signed.task}"
+        return self._make(job, plan.data(), "input_file_id", values)
+
+    def _make(self, job: JobRecord, data: bytes, param: str, values: Mapping[str, Any]) -> MadeJob:
+        model, _ = self.base_of(job.model)
+        try:
+            request = request_of({**values, "model": str(model.path.absolute()), "data": job.data_file})
+            return make_job(
+                request, seed=digest(b"task-seed", str(job.seed).encode()), match_ms=self._options.match_ms,
+                max_price_per_tera_unit=self._options.max_price, data=data,
+            )  # fmt: skip
+        except RequestInvalid as error:
+            where = {"model": "model", "data": param}.get(error.field)
+            raise wrong(_place(error.line) + error.text, where, error.code) from None
+
+    def lines(self, job: JobRecord) -> tuple[str, list[Fault]]:
+        """Return the model of a batch's file, or what is wrong with the file."""
+        lines, faults = parse_lines(self._store.content(job.data_file), job.request["endpoint"])
+        if faults:
+            return "", faults
+        try:
+            self.base_of(lines[0].model, "body.model")
+        except ApiError as error:
+            return "", [Fault("model_not_found", str(error), lines[0].line, "body.model")]
+        return lines[0].model, []
+
+    def plan(self, job: JobRecord) -> tuple[BatchPlan, Text]:
+        """Return the rows of a batch, and the tokeniser of its model. Raises ApiError."""
+        lines, faults = parse_lines(self._store.content(job.data_file), job.request["endpoint"])
+        assert not faults, faults
+        model, _ = self.base_of(job.model, "body.model")
+        try:
+            with open_model(model.path) as opened:
+                text = opened.tokeniser()
+                if job.request["endpoint"] == CHAT:
+                    check_chat(text)
+                return plan_batch(lines, text, opened.shape.vocabulary, opened.shape.context), text
+        except (ModelError, EngineMissing) as error:
+            raise wrong(str(error), "model", error.code) from None
+
+
+def check_chat(text: Tokeniser) -> None:
+    """Raise ApiError for a model whose vocabulary has no turns of chats in the one form that there is."""
+    if any(len(text.encode(name)) != 1 for name in _TURN):
+        raise unsupported(
+            f"The model has no tokens {' and '.join(_TURN)}: it takes prompts and completions, no chats.", "model"
+        )
+
+
+def _of_rows(error: RowsInvalid) -> ApiError:
+    return wrong(f"The training file is invalid: {error}.", "training_file", "invalid_training_file")
+
+
+def _place(line: int | None) -> str:
+    return "" if line is None else f"line {line}: "
+
+
+def trained_tokens(job: JobRecord, part: FinetunePart, steps: int) -> int:
+    """Return how many tokens a job was trained on: those of its rows, as often as they were read."""
+    return int(job.settings["tokens"]) * steps * part.batch // part.dataset.rows

@@ -1,0 +1,100 @@
+"""Requests as rows of a job, and completions as answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from node.api.errors import ApiError
+from node.api.lines import parse_lines
+from node.api.prompting import NEW_TOKENS_USUAL, BatchPlan, Results, plan_batch, results_of
+from node.api.requests import CHAT, COMPLETIONS
+from tests.node.api.test_lines import data, line
+
+VOCABULARY = 200
+END = 0
+
+
+class Letters:
+    """A token for each byte; 0 ends."""
+
+    ends = frozenset({END})
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(one) % VOCABULARY for one in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+def planned(*bodies: dict[str, Any], context: int = 20) -> BatchPlan:
+    lines = [line(number, COMPLETIONS, **body) for number, body in enumerate(bodies)]
+    found, faults = parse_lines(data(*lines), COMPLETIONS)
+    assert not faults
+    return plan_batch(found, Letters(), VOCABULARY, context)
+
+
+def results(plan: BatchPlan, completions: list[list[int]]) -> Results:
+    return results_of(
+        plan, completions, Letters(), ends={END}, batch="batch_1", endpoint=COMPLETIONS, created_s=1,
+        fingerprint="fp", unfinished=ApiError("late", reason="batch_expired"),
+    )  # fmt: skip
+
+
+def texts(made: bytes) -> list[list[tuple[str, str]]]:
+    bodies = [json.loads(one)["response"]["body"] for one in made.splitlines()]
+    return [[(choice["text"], choice["finish_reason"]) for choice in body["choices"]] for body in bodies]
+
+
+def test_requests_with_several_prompts_and_lengths_share_one_job() -> None:
+    plan = planned({"prompt": "ab", "max_tokens": 2}, {"prompt": [[99], [5, 6]], "max_tokens": 4}, {"prompt": "x"})
+    assert plan.rows == ((0, (97, 98)), (1, (99,)), (1, (5, 6)), (2, (120,)))
+    assert (plan.new_tokens, plan.limits) == (19, (2, 4, 19))  # two tokens and 19 are one above the context
+    assert [json.loads(row)["input_ids"] for row in plan.data().splitlines()] == [[97, 98], [99], [5, 6], [120]]
+
+
+def test_what_does_not_fit_is_refused_alone() -> None:
+    plan = planned({"prompt": "a" * 19, "max_tokens": 3}, {"prompt": "a" * 19, "max_tokens": 2}, {"prompt": ""})
+    assert [one.refused and one.refused.reason for one in plan.lines] == [
+        "context_length_exceeded", None, "invalid_prompt"
+    ]  # fmt: skip
+    crowded = planned({"prompt": "a" * 19, "max_tokens": 2}, {"prompt": "a", "max_tokens": 9})
+    assert [one.refused is None for one in crowded.lines] == [False, True]
+    assert "9 new ones" in str(crowded.lines[0].refused)
+    usual = planned({"prompt": "a"}, context=5_000)
+    assert usual.new_tokens == NEW_TOKENS_USUAL
+
+
+def test_tokens_outside_of_the_vocabulary_are_refused() -> None:
+    plan = planned({"prompt": [VOCABULARY], "max_tokens": 1})
+    assert plan.lines[0].refused is not None and not plan.rows
+
+
+def test_answers_end_at_ends_stops_and_limits() -> None:
+    plan = planned(
+        {"prompt": "a", "max_tokens": 3}, {"prompt": "a", "max_tokens": 5},
+        {"prompt": "a", "max_tokens": 5, "stop": "c"}, {"prompt": ["a", "b"], "max_tokens": 5},
+    )  # fmt: skip
+    done = [[98, 99, 100, END], [98, END], [98, 99, 100], [98], [99, 100]]
+    made = results(plan, done)
+    assert texts(made.output) == [
+        [("bcd", "length")], [("b", "stop")], [("b", "stop")], [("b", "length"), ("cd", "length")]
+    ]  # fmt: skip
+    assert (made.completed, made.failed, made.prompt_tokens, made.new_tokens) == (4, 0, 5, 3 + 2 + 3 + 3)
+
+
+def test_requests_that_were_not_done_are_told_as_errors() -> None:
+    plan = planned({"prompt": "a", "max_tokens": 3}, {"prompt": ["a", "b"], "max_tokens": 3}, {"n": 3})
+    made = results(plan, [[98], [98]])
+    assert (made.completed, made.failed) == (1, 2)
+    late, refused = (json.loads(one) for one in made.errors.splitlines())
+    assert (late["custom_id"], late["error"]["code"], late["response"]) == ("r1", "batch_expired", None)
+    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("r2", "n")
+
+
+def test_a_chat_is_rendered_once() -> None:
+    found, _ = parse_lines(data(line(url=CHAT)), CHAT)
+    plan = plan_batch(found, Letters(), VOCABULARY, 500)
+    text = Letters().decode(plan.rows[0][1])
+    assert text == "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
