@@ -82,6 +82,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "tx": ("node.cli.transactions:tx", "Stake, unstake or rotate a validator's keys."),
     "task": ("node.cli.tasks:task", "Create training tasks, follow them and fetch their results."),
     "api": ("node.cli.api:api", "Serve jobs to programs that speak the OpenAI wire format."),
+    "templates": ("node.cli.templates:templates", "List job files to begin with, one for each kind of job."),
     "verify": ("node.cli.verify:verify", "Check a folder of adapters against the task that trained them."),
     "blob": ("node.cli.blobs:blob", "Upload data sets and download bulk data."),
     "worker": ("node.cli.workers:worker", "Register this machine as a worker and list the market's machines."),

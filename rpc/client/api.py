@@ -67,7 +67,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import decode_transaction, sign_transaction
 
-__all__ = ["Api", "each", "one", "send", "send_beside", "send_signed", "wait_for"]
+__all__ = ["Api", "ask_fees", "each", "one", "send", "send_beside", "send_signed", "wait_for"]
 
 _S = TypeVar("_S", bound=ResultObject)
 _T = TypeVar("_T")
@@ -186,7 +186,7 @@ def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
     return each(core, HistoryEntry, "dekube_getAccountHistory", address=hexed(address))
 
 
-def _quote(core: Core) -> Flow[Quote]:
+def ask_fees(core: Core) -> Flow[Quote]:
     """Return the current fees."""
     return read_result(Quote, (yield from core.call("dekube_quote")))
 
@@ -637,7 +637,7 @@ class Api:
     transaction = FlowMethod(_transaction)
     receipt = FlowMethod(_receipt)
     history = StreamMethod(_history)
-    quote = FlowMethod(_quote)
+    quote = FlowMethod(ask_fees)
     machine = FlowMethod(_machine)
     machines = StreamMethod(_machines)
     submit = FlowMethod(_submit)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rpc.client.api import send, send_beside, wait_for
+from rpc.client.api import ask_fees, send, send_beside, wait_for
 from rpc.client.arguments import check_key
 from rpc.client.blobs import Progress
 from rpc.client.core import Core, Flow, RunBlocking, hexed
@@ -20,6 +20,7 @@ from rpc.client.errors import ClientError, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import CustodyTerms, TaskQuote
 from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, put_file
+from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
@@ -34,10 +35,17 @@ if TYPE_CHECKING:
 
     MadeJob: TypeAlias = TuningJob | GeneratingJob
 
-__all__ = ["JobApi", "JobQuote", "SignedJob", "blobs_of", "judge_job", "make_job", "put_contents"]
+__all__ = [
+    "JobApi", "JobQuote", "Price", "SignedJob", "at_price", "blobs_of", "fee_of", "judge_job", "make_job",
+    "put_contents",
+]  # fmt: skip
 
 MATCH_MS: Final = 600_000
 """How long a machine is looked for, if a program does not say."""
+FEE_MARGIN: Final = 150
+"""Percent of the present fees that are kept for transactions: the base fee may rise before they are signed."""
+PRICE_ROUNDS_MAX: Final = 16
+"""Questions for the cost of a price. Two suffice if it grows in proportion."""
 
 
 class JobQuote(NamedTuple):
@@ -117,6 +125,11 @@ def _rows(request: Request) -> bytes:
         raise RequestInvalid(text, file=request.data, field="data") from None
 
 
+def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
+    """Return the job with another highest price."""
+    return job._replace(spec=job.spec._replace(max_price_per_tera_unit=max_price_per_tera_unit))
+
+
 def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
     """Return the contents that workers of a job fetch."""
     return job.model, job.rows
@@ -156,17 +169,88 @@ def _quote_job(core: Core, spec: JobSpec) -> Flow[JobQuote]:
     return quoted
 
 
+class Price(NamedTuple):
+    """A highest price per 10^12 work units, what tasks lock at it, and the most that their transactions cost."""
+
+    per_tera_unit: int
+    locked: int
+    fees: int
+
+
+def _price_within(
+    core: Core, specs: Sequence[JobSpec], budget: int, *, most: int | None = None, has_custody: bool = True
+) -> Flow[Price]:  # fmt: skip
+    """Return the highest price, ``most`` at most, at which all tasks together cost no more than ``budget``.
+
+    Fees are part of it: those of the present quote, and half as much again. Raises JobRefused if the lowest price
+    costs more (``budget_too_small``).
+    """
+    from tasks.ledger.custody_transitions import ASK_CUSTODY
+    from tasks.ledger.transitions import CREATE_TASK
+    from tasks.spec import PRICE_MAX
+
+    quote = yield from ask_fees(core)
+    gas = {item.kind: item.gas for item in quote.kinds}
+    one = (gas[CREATE_TASK] + (gas.get(ASK_CUSTODY, 0) if has_custody else 0)) * quote.max_fee_per_gas
+    fees = len(specs) * one * FEE_MARGIN // 100
+
+    def cost(price: int) -> Flow[int]:
+        total = 0
+        for spec in specs:
+            amounts = yield from ask_quote(core, encode_price(spec, price))
+            total += amounts.total + (amounts.custody if has_custody else 0)
+        return total
+
+    left, low = budget - fees, 1
+    at_low = yield from cost(low)
+    if at_low > left:
+        raise JobRefused([("budget_too_small", _too_small(budget, at_low, fees, len(specs)))])
+    high = PRICE_MAX if most is None else most
+    at_high = yield from cost(high)
+    if at_high <= left:
+        return Price(high, at_high, fees)
+    for _ in range(PRICE_ROUNDS_MAX):  # what is locked grows with the price, almost in proportion
+        if high - low <= 1 or (left - at_low) * 1000 <= left:
+            break
+        guess = low + (high - low) * (left - at_low) // max(1, at_high - at_low)
+        middle = min(max(guess - (guess - low) // 2000, low + 1), high - 1)
+        at_middle = yield from cost(middle)
+        if at_middle <= left:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return Price(low, at_low, fees)
+
+
+def _too_small(budget: int, least: int, fees: int, tasks: int) -> str:
+    what = "the task" if tasks == 1 else f"{tasks} tasks"
+    return (
+        f"the budget is {format_amount(budget)}; {what} would lock {format_amount(least)} at the lowest price, "
+        f"and transactions cost {format_amount(fees)} at most"
+    )
+
+
+def encode_price(spec: JobSpec, price: int) -> bytes:
+    """Return the canonical bytes of a job with another highest price."""
+    from tasks.spec import encode_spec
+
+    return encode_spec(spec._replace(max_price_per_tera_unit=price))
+
+
 def _post_job(
     core: Core, key: SecretKey, job: MadeJob, *, control: Path | None = None, custody: bool | None = None,
-    anyway: bool = False, note: Callable[[SignedJob], None] | None = None, progress: Progress | None = None,
+    anyway: bool = False, budget: int | None = None, note: Callable[[SignedJob], None] | None = None,
+    progress: Progress | None = None,
 ) -> Flow[CreatedTask]:  # fmt: skip
     """Upload the blobs of a job and create its task; return when it is final.
+
+    What it locks and the most that its transactions cost is ``budget`` at most: otherwise nothing is submitted.
 
     Drawn machines keep the outputs, on a chain with custody, unless ``custody`` is False. ``note`` gets what was
     signed before anything is submitted: who keeps it can submit it again after an interruption, and pays once.
 
-    Raises JobRefused for a job with objections, unless ``anyway`` is set, before anything is uploaded; errors of
-    ``upload``; ClientError and TransactionRefused as ``create_task``.
+    Raises JobRefused for a job with objections, unless ``anyway`` is set, before anything is uploaded, and above
+    the budget (``budget_exceeded``); errors of ``upload``; ClientError and TransactionRefused as ``create_task``.
     """
     from tasks.custody.keys import public_key_root
     from tasks.ledger.custody_transitions import ASK_CUSTODY
@@ -178,14 +262,18 @@ def _post_job(
     if quoted.objections and not anyway:
         raise JobRefused(quoted.objections)
     yield from put_contents(core, blobs_of(job), control=control, key=key, progress=progress)
-    locked = quoted.amounts.total
     terms = _Custody(public_key_root(job.spec.windows), quoted.amounts.custody)
     is_kept = bool(custody) or (custody is None and terms.amount > 0)
+    locked = quoted.amounts.total + (terms.amount if is_kept else 0)
 
     def task_of(raw: bytes) -> bytes:
         return task_id_of(key.address, decode_transaction(raw).nonce)
 
     def noted(raw: bytes, beside: bytes | None) -> None:
+        cost = locked + sum(fee_of(one) for one in (raw, beside) if one is not None)
+        if budget is not None and cost > budget:
+            text = f"the task would cost {format_amount(cost)}, more than the budget of {format_amount(budget)}"
+            raise JobRefused([("budget_exceeded", text)])
         if note is not None:
             note(SignedJob(task_of(raw), raw, beside))
 
@@ -199,7 +287,13 @@ def _post_job(
     task = task_of(raw)
     if is_kept:
         yield from _finish_custody(core, key, task, terms, asked)
-    return CreatedTask(task, locked + (terms.amount if is_kept else 0), receipt)
+    return CreatedTask(task, locked, receipt)
+
+
+def fee_of(raw: bytes) -> int:
+    """Return the most that a signed transaction costs beside what it locks."""
+    signed = decode_transaction(raw)
+    return signed.gas_limit * signed.max_fee_per_gas
 
 
 class _Custody(NamedTuple):
@@ -242,5 +336,6 @@ class JobApi:
     """Methods of both clients about jobs of one's own model and data."""
 
     quote_job = FlowMethod(_quote_job)
+    price_within = FlowMethod(_price_within)
     post_job = FlowMethod(_post_job)
     put_contents = FlowMethod(put_contents)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 
-__all__ = ["JobFields"]
+__all__ = ["JobFields", "Place"]
 
 _INTEGER_MAX: Final = 1 << 31
+Place = tuple[str | int, ...]
+"""Names of fields and numbers of items, from the outermost to the innermost one."""
 
 
 class JobFields:
     """The fields of a request, each read with its type."""
 
     def __init__(
-        self, values: Mapping[str, Any], *, file: str = "",
-        line_of: Callable[[str], int | None] = lambda _name: None,
+        self, values: Mapping[str, Any], *, file: str = "", lines: Mapping[Place, int] | None = None,
+        place: Place = (),
     ) -> None:  # fmt: skip
-        """``file`` is named in errors, and relative paths start at its folder; ``line_of`` knows its lines."""
-        self._values, self._file, self._line_of = dict(values), file, line_of
+        """``file`` is named in errors, and relative paths start at its folder. ``lines`` are those of its fields,
+        of which these are at ``place``.
+        """
+        self._values, self._file, self._lines = dict(values), file, lines or {}
+        self._places: dict[str, Place] = {name: (*place, name) for name in self._values}
+        self._place = place
 
     @property
     def file(self) -> str:
@@ -36,23 +43,49 @@ class JobFields:
             found = self._values.pop(table, {})
             if not isinstance(found, dict):
                 raise self.wrong(table, f"{table}: fields expected: {', '.join(inner)}")
-        for values, names, before in ((self._values, known, ""), (found, inner, f"{table}.")):
-            for name in values:
-                if name not in names:
-                    raise self.wrong(name, f"{before}{name} is not a known field; known are {', '.join(names)}")
+        every = (*known, table) if table else known
+        for name in self._values:
+            if name not in known:
+                raise self.unknown(name, every)
+        for name in found:
+            self._places[name] = (*self._place, table, name)
+            if name not in inner:
+                raise self.unknown(name, inner, before=f"{table}.")
         self._values |= found
+
+    def unknown(self, name: str, known: Sequence[str], before: str = "") -> RequestInvalid:
+        """Return the error about a field that is not known, with the nearest one that is."""
+        near = get_close_matches(name, known, 1)
+        what = f"did you mean {before}{near[0]}?" if near else f"known are {', '.join(known)}"
+        return self.wrong(name, f"{before}{name} is not a known field; {what}")
 
     def wrong(self, name: str, what: str) -> RequestInvalid:
         """Return the error about a field, with its line."""
-        return RequestInvalid(what, file=self._file, line=self._line_of(name), field=name)
+        place = self._places.get(name)
+        line = None if place is None else self._lines.get(place)
+        return RequestInvalid(what, file=self._file, line=line, field=name)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field is there."""
+        return name in self._values
+
+    def value(self, name: str) -> Any:
+        """Return the value of a field that is there, whatever it is."""
+        return self._values[name]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove fields that were read: ``expect`` does not know them."""
+        for name in names:
+            self._values.pop(name, None)
 
     def text(self, name: str, otherwise: str | None = None) -> str:
         """Return a text."""
         value = self._values.get(name, otherwise)
         if value is None:
-            raise RequestInvalid(f"{name} is missing", file=self._file, field=name)
+            line = self._lines.get(self._place) if self._place else None
+            raise RequestInvalid(f"{name} is missing", file=self._file, line=line, field=name)
         if not isinstance(value, str) or not value or "\0" in value:
-            raise self.wrong(name, f"{name}: a text expected")
+            raise self.wrong(name, f"{name}: a text expected, in quotes if it looks like a number")
         return value
 
     def path(self, name: str) -> str:

@@ -16,6 +16,7 @@ _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
 _TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule")
 _LORA: Final = ("rank", "alpha", "targets")
 _OTHER_NAMES: Final = {
+    "q": "query", "k": "key", "v": "value", "o": "output",
     "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "gate_proj": "gate",
     "up_proj": "up", "down_proj": "down",
 }  # fmt: skip

@@ -103,10 +103,10 @@ def test_a_model_is_fine_tuned_and_its_folder_proves_itself(net: Network, tmp_pa
     write_folder(tmp_path / "model", TINY)
     rows = [{"input_ids": [number, number + 1, number + 2, number + 3]} for number in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    job = tmp_path / "tune.toml"
-    job.write_text('model = "model"\ndata = "rows.jsonl"\nsteps = 128\nbatch = 2\n[lora]\nrank = 2\n')
+    job = tmp_path / "tune.yaml"
+    job.write_text("kind: finetune\nmodel: model\ndata: rows.jsonl\nsteps: 128\nbatch: 2\nlora: {rank: 2}\n")
 
-    made = ask(net, "task", "create", "--job", job, "--max-price", 10_000, "--seed", "test")
+    made = ask(net, "task", "create", "--file", job, "--max-price", 10_000, "--seed", "test")
     assert ask(net, "task", "watch", made["task"], "--timeout", 120)["phase"] == "settled"
     folder = tmp_path / "adapters"
     result = ask(net, "task", "result", made["task"], "--out", folder, "--base", "tiny/model")
@@ -123,10 +123,10 @@ def test_a_model_continues_prompts_and_its_completions_are_the_decoder_s(net: Ne
     (tmp_path / "model").mkdir()
     write_folder(tmp_path / "model", TINY)
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"input_ids": one}) for one in PROMPTS))
-    job = tmp_path / "ask.toml"
-    job.write_text('kind = "generate"\nmodel = "model"\ndata = "prompts.jsonl"\nnew_tokens = 4\nends = [7]\n')
+    job = tmp_path / "ask.yaml"
+    job.write_text("kind: generate\nmodel: model\ndata: prompts.jsonl\nnew_tokens: 4\nends: [7]\n")
 
-    made = ask(net, "task", "create", "--job", job, "--max-price", 10_000, "--seed", "test")
+    made = ask(net, "task", "create", "--file", job, "--max-price", 10_000, "--seed", "test")
     assert ask(net, "task", "watch", made["task"], "--timeout", 120)["phase"] == "settled"
     file = tmp_path / "completions.jsonl"
     told = ask(net, "task", "result", made["task"], "--out", file)

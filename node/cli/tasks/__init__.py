@@ -10,6 +10,7 @@ from node.cli.tasks.custody import custody, receipt
 from node.cli.tasks.keep import keep
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
+from node.cli.tasks.validate import validate
 from node.cli.tasks.views import bill, list_, proof, show_
 from node.cli.tasks.watch import watch
 
@@ -30,6 +31,7 @@ def task() -> None:
 
 
 for _command in (
+    validate,
     quote,
     create,
     list_,

@@ -39,7 +39,7 @@ from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job,
 from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
-from rpc.client.jobs import JobQuote, blobs_of, make_job
+from rpc.client.jobs import JobQuote, at_price, blobs_of, make_job
 from rpc.client.results import TaskQuote
 from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
@@ -50,6 +50,7 @@ from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
+from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.group_records import seat_task
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
@@ -62,7 +63,8 @@ __all__ = ["DIGITS_ENDS", "create", "quote"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-MAX_PRICE_DEFAULT: Final = "0.005"
+MAX_PRICE_DEFAULT: Final = 5 * 10**15
+MATCH_S_DEFAULT: Final = 600
 SEGMENT_STEPS: Final = 10
 DIGITS_ENDS: Final = (64, 10)
 """Features and classes of the built-in data set. A worker refuses a job with other widths, after the fee is
@@ -84,15 +86,15 @@ class _Recipe(NamedTuple):
     steps: int
     windows: int
     widths: str
-    max_price: int
-    match_s: int
+    max_price: int | None
+    match_s: int | None
     seed: str
 
 
 def _recipe_options(function: _Function) -> _Function:
     def wrapped(
         spec_file: Path | None, job_file: Path | None, data: str, steps: int, windows: int, widths: str,
-        max_price: int, match_s: int, seed: str, **arguments: Any,
+        max_price: int | None, match_s: int | None, seed: str, **arguments: Any,
     ) -> Any:  # fmt: skip
         recipe = _Recipe(spec_file, job_file, data, steps, windows, widths, max_price, match_s, seed)
         return function(recipe=recipe, **arguments)
@@ -103,9 +105,10 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--seed", default="", metavar="TEXT",
                      help="Seed of the weights and the sample order; equal seeds give equal results. "
 "Default: random."),
-        click.option("--match-s", default=600, show_default=True, type=WholeNumber(1, 86_400),
+        click.option("--match-s", default=None, show_default=str(MATCH_S_DEFAULT), type=WholeNumber(1, 86_400),
                      help="Seconds to search for a worker before the task expires."),
-        click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
+        click.option("--max-price", default=None, type=AMOUNT,
+                     show_default=format_units(MAX_PRICE_DEFAULT, DECIMALS),
                      help="Highest price per 10^12 work units, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
                      help="Units of the model's layers, from features to classes."),
@@ -115,8 +118,8 @@ def _recipe_options(function: _Function) -> _Function:
                      help=f"Number of training steps: a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits of scikit-learn."),
-        click.option("--job", "job_file", type=PathName(), metavar="FILE",
-                     help="Fine-tune or prompt the model that FILE (TOML) names (docs/tasks.md)."),
+        click.option("--file", "-f", "job_file", type=PathName(), metavar="FILE",
+                     help="Read the job from FILE (YAML): see `dekube templates`."),
         click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
                      help="Read the job from FILE: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
@@ -125,28 +128,23 @@ def _recipe_options(function: _Function) -> _Function:
 
 
 class _Unposted(NamedTuple):
-    """The canonical bytes of a job, and what was made of a file with --job: its blobs are not uploaded yet."""
+    """The canonical bytes of a job, and what was made of a file: its blobs are not uploaded yet."""
 
     raw: bytes
     made: MadeJob | None = None
+    budget: int | None = None
 
 
-def _job(client: Client, recipe: _Recipe) -> _Unposted:
+def _job(client: Client, recipe: _Recipe, *, has_custody: bool) -> _Unposted:
     """Return the job, of which nothing is uploaded yet."""
     if recipe.spec_file is not None:
         return _Unposted(read_spec(recipe.spec_file))
-    seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
-    if not 0 < recipe.max_price <= PRICE_MAX:
+    if recipe.max_price is not None and not 0 < recipe.max_price <= PRICE_MAX:
         most = show_amount(PRICE_MAX)
         raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
     if recipe.job_file is not None:
-        made = make_job(
-            read_job(recipe.job_file), seed=seed, max_price_per_tera_unit=recipe.max_price,
-            match_ms=recipe.match_s * 1000,
-        )  # fmt: skip
-        for note in made.notes:
-            say(f"Note: {note}.")
-        return _Unposted(encode_spec(made.spec), made)
+        return _job_of_file(client, recipe, recipe.job_file, has_custody=has_custody)
+    seed = _seed(recipe.seed)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
             f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: the steps of each window "
@@ -176,24 +174,45 @@ def _job(client: Client, recipe: _Recipe) -> _Unposted:
     return _Unposted(raw)
 
 
+def _seed(text: str | None) -> bytes:
+    return digest(b"task-seed", text.encode()) if text else secrets.token_bytes(HASH_BYTES)
+
+
+def _job_of_file(client: Client, recipe: _Recipe, file: Path, *, has_custody: bool) -> _Unposted:
+    """Return the job of a file; options of the command line come before its terms."""
+    terms, request = read_job(file)
+    price = recipe.max_price if recipe.max_price is not None else terms.max_price
+    match_ms = recipe.match_s * 1000 if recipe.match_s is not None else terms.match_ms
+    made = make_job(
+        request, seed=_seed(recipe.seed or terms.seed), max_price_per_tera_unit=price or MAX_PRICE_DEFAULT,
+        match_ms=match_ms or MATCH_S_DEFAULT * 1000,
+    )  # fmt: skip
+    for note in made.notes:
+        say(f"Note: {note}.")
+    if terms.budget is not None:
+        found = client.price_within([made.spec], terms.budget, most=price, has_custody=has_custody)
+        made = at_price(made, found.per_tera_unit)
+    return _Unposted(encode_spec(made.spec), made, terms.budget)
+
+
 def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: bytes) -> Job:
     return make_digits_job(
         client,
         control=None,
         key=None,
         seed=seed,
-        max_price_per_tera_unit=recipe.max_price,
+        max_price_per_tera_unit=recipe.max_price or MAX_PRICE_DEFAULT,
         widths=widths,
         total_steps=recipe.steps,
         segment_steps=SEGMENT_STEPS,
         window_steps=recipe.steps // recipe.windows,
-        match_ms=recipe.match_s * 1000,
+        match_ms=(recipe.match_s or MATCH_S_DEFAULT) * 1000,
     )
 
 
 @only_with(("--yes",), "--save")
-@not_with((*RECIPE, "--job"), "--spec")
-@not_with(_SAID_BY_FILE, "--job")
+@not_with((*RECIPE, "--file"), "--spec")
+@not_with(_SAID_BY_FILE, "--file")
 @only_with(("--spares",), "--members")
 @click.command()
 @reading_options
@@ -222,14 +241,15 @@ def quote(
     Examples:
       dekube task quote --members 8
       dekube task quote --steps 1200 --windows 6 --max-price 0.0025
+      dekube task quote -f finetune.yaml
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
     check_overwrite(save, yes=yes, option="--save")
     standing = check_seats(members, spares)
-    if not recipe.seed and recipe.spec_file is None:  # the command that posts it names it
+    if not recipe.seed and recipe.spec_file is None and recipe.job_file is None:  # the command that posts it names it
         recipe = recipe._replace(seed=secrets.token_hex(8))
     with session.client() as client:
-        raw, made = _job(client, recipe)
+        raw, made, budget = _job(client, recipe, has_custody=True)
         quoted = client.quote_job(decode_spec(raw))
     job, amounts = quoted.spec, quoted.amounts
     objections = [*_objections(quoted), *_noticed(amounts, CUSTODY_TOO_DEAR)]
@@ -275,6 +295,7 @@ def quote(
             **_custody_lines(amounts),
             "locked in all": show_amount(amounts.total),
             **({} if members == 1 else group_lines(amounts, members, standing)),
+            **({} if budget is None else {"budget": show_amount(budget)}),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),
         },
@@ -284,7 +305,7 @@ def quote(
     if save is not None:
         create = next_command("task", "create", "--spec", save)
         if made is not None:  # that uploads its blobs too
-            create = next_command("task", "create", "--job", recipe.job_file or "", *_terms(recipe))
+            create = next_command("task", "create", "--file", recipe.job_file or "", *_terms(recipe))
         click.echo(f"\nThe job is in {save}. Post it: {create}")
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
@@ -292,9 +313,10 @@ def quote(
 
 
 def _terms(recipe: _Recipe) -> tuple[object, ...]:
-    """Return the options of a job that its file does not have."""
-    seed = ("--seed", recipe.seed) if recipe.seed else ()
-    return "--max-price", format_units(recipe.max_price, DECIMALS), "--match-s", recipe.match_s, *seed
+    """Return the options that were given beside the file."""
+    price = () if recipe.max_price is None else ("--max-price", format_units(recipe.max_price, DECIMALS))
+    match_s = () if recipe.match_s is None else ("--match-s", recipe.match_s)
+    return *price, *match_s, *(("--seed", recipe.seed) if recipe.seed else ())
 
 
 _CUSTODY_OF: Final = {
@@ -368,8 +390,8 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @not_with(("--no-custody",), "--private", "--keep-input", "--holders")
 @only_with(("--spares",), "--members")
 @not_with(("--keep-input",), "--members")
-@not_with((*RECIPE, "--job"), "--spec")
-@not_with((*_SAID_BY_FILE, "--dataset"), "--job")
+@not_with((*RECIPE, "--file"), "--spec")
+@not_with((*_SAID_BY_FILE, "--dataset"), "--file")
 @click.command()
 @session_options
 @_recipe_options
@@ -408,8 +430,8 @@ def create(
     job before anything is locked. A job is impossible if the data set or init_root does not match. It is
     impossible also if no machine meets its requirements.
 
-    With --job a model of the Llama family gets adapters (LoRA). FILE names its folder and a file of JSON lines.
-    Both are read and checked here, and uploaded with the task. With kind "generate" the model continues prompts.
+    With --file the job is that of a file with a model, data and settings. Model and data are read and
+    checked here, and uploaded with the task. `dekube templates` shows files for each kind.
 
     On a chain with custody drawn machines keep the outputs, unless you give --no-custody. Then nobody but
     the worker answers for them.
@@ -424,15 +446,14 @@ def create(
     Examples:
       dekube task create --watch
       dekube task create --members 4 --watch
-      dekube task create --job finetune.toml --watch
-      dekube task create --job generate.toml --max-price 0.01 --watch
+      dekube task create -f finetune.yaml --watch
       dekube task create --private --holders 3
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
     key = session.key()
     with session.client() as client:
-        raw, made = _job(client, recipe)
+        raw, made, budget = _job(client, recipe, has_custody=is_kept is not False)
         spec = decode_spec(raw)
         plain = None
         if is_private or keeps_input or holders:
@@ -482,9 +503,11 @@ def create(
             )
 
         if members > 1:
-            terms = _seat_terms(spec, quoted, private, is_kept, members, what)
+            seats = _seat_terms(spec, quoted, private, is_kept, members, what)
+            if budget is not None:
+                _check_budget(client, budget, locked + (0 if seats is None else members * quoted.custody), None)
             group, receipt = post_group(
-                client, key, raw, quoted, members, standing, what, bring, terms=terms, yes=yes
+                client, key, raw, quoted, members, standing, what, bring, terms=seats, yes=yes
             )
             shares = private.share_seats(group, members + standing) if private is not None else {}
             tell_posted(client, group, receipt, locked, shares, watches=watches, as_json=as_json)
@@ -499,6 +522,12 @@ def create(
             if keeps_input or holders:
                 ask.kept = _kept_input(client, key, spec, private, plain or b"", quoted)
             what["custody"] = ask.told
+        if budget is not None:
+            _check_budget(client, budget, locked, ask)
+        if members > 1:
+            group, receipt = post_group(client, key, raw, quoted, members, standing, what, bring, yes=yes)
+            tell_posted(client, group, receipt, locked, watches=watches, as_json=as_json)
+            return
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
             beside=partial(_send_ask, ask, key) if ask is not None else None,
@@ -545,6 +574,19 @@ def _seat_terms(
         raise ConfigError(NO_CUSTODY)
     what["custody"] = f"locks {show_amount(members * quoted.custody)} more; what is not used comes back"
     return terms
+
+
+def _check_budget(client: Client, budget: int, locked: int, ask: CustodyAsk | None) -> None:
+    """Check that all that is locked and the fees are within the budget. Raises JobRefused."""
+    kinds = [CREATE_TASK]
+    if ask is not None:
+        locked += ask.amount + (ask.kept.amount if ask.kept is not None else 0)
+        kinds += [ASK_CUSTODY, KEEP_INPUT][: 1 if ask.kept is None else 2]
+    fees = client.quote()
+    cost = locked + sum(item.gas for item in fees.kinds if item.kind in kinds) * fees.max_fee_per_gas
+    if cost > budget:
+        text = f"the tasks would cost {show_amount(cost)}, more than the budget of {show_amount(budget)}"
+        raise JobRefused([("budget_exceeded", text)])
 
 
 def _send_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> None:

@@ -101,23 +101,26 @@ from tests.state.primitives.test_objects import FOUNDED as FILE
 KEPT_CHAIN = b"c" * 32
 
 
-TUNING = b"""model = "model"
-data = "rows.jsonl"
-steps = 6
-learning_rate = 1e-2
-long_rows = "truncate"
-[lora]
-rank = 2
-targets = ["v_proj", "query"]
+TUNING = b"""kind: finetune
+model: model
+data: rows.jsonl
+steps: 6
+learning_rate: 1e-2
+long_rows: truncate
+budget: 2.5 DKB
+lora: {rank: 2, targets: [v_proj, q]}
 """
 
 
-GENERATING = b"""kind = "generate"
-model = "model"
-data = "prompts.jsonl"
-new_tokens = 4
-batch = 2
-ends = [2, 7]
+GENERATING = b"""kind: generate
+model: "model"
+data: >-
+  prompts.jsonl
+new_tokens: 4  # after the longest
+batch: 2
+ends:
+  - 2
+  - 7
 """
 
 
@@ -367,8 +370,9 @@ def targets() -> Iterator[tuple[str, Target]]:
         (ConfigError, ValueError), memory=400,
     )  # fmt: skip
     yield "tuning file", Target(
-        of_file("job.toml", read_job), (TUNING, GENERATING),
-        ("node.cli.tasks.job_file:read_job", "tasks.requests.fields:JobFields.__init__"),
+        of_file("job.yaml", read_job), (TUNING, GENERATING),
+        ("node.cli.tasks.job_file:read_job", "tasks.requests.reading:read_file",
+         "tasks.requests.yaml_text:read_yaml"),
         (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "light client's file", Target(

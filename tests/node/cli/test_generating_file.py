@@ -30,12 +30,12 @@ from tests.tasks.tuned import TINY, tuned
 
 PROMPTS = [[1, 2, 3, 4, 5], [7], [3, 4], [9, 8, 7]]
 FILE = """
-kind = "generate"
-model = "model"
-data = "prompts.jsonl"
-new_tokens = 4
-batch = 2
-ends = [12, 7]
+kind: generate
+model: model
+data: prompts.jsonl
+new_tokens: 4
+batch: 2
+ends: [12, 7]
 """
 
 
@@ -44,12 +44,14 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
     write_folder(tmp_path / "model", TINY)
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"input_ids": one}) for one in PROMPTS))
-    (tmp_path / "ask.toml").write_text(FILE)
+    (tmp_path / "ask.yaml").write_text(FILE)
     return tmp_path
 
 
 def made(folder: Path) -> GeneratingJob:
-    job = make_job(read_job(folder / "ask.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000)
+    job = make_job(
+        read_job(folder / "ask.yaml").request, seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+    )
     assert isinstance(job, GeneratingJob)
     return job
 
@@ -89,7 +91,7 @@ def test_a_job_is_made_of_a_model_and_prompts(folder: Path) -> None:
         "generate llama of 1 layer: 4 prompts, 4 tokens each at most, in 16 steps, batch 2, greedy, exact/2"
     )
     assert _job(spec_to_json(tuned()[0])).startswith("finetune llama of 1 layer: 4 rows, rank ")
-    (folder / "ask.toml").write_text(FILE.replace("batch = 2", "").replace("ends = [12, 7]", ""))
+    (folder / "ask.yaml").write_text(FILE.replace("batch: 2", "").replace("ends: [12, 7]", ""))
     part = made(folder).spec.part
     assert (part.batch, part.decoding.ends) == (4, ())
 
@@ -118,26 +120,26 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
 @pytest.mark.parametrize(
     ("was", "now", "why"),
     [
-        ("new_tokens = 4", "new_tokens = 4 5", "ask.toml: not valid TOML (Expected newline"),
-        ("new_tokens = 4", "epochs = 4", "ask.toml: line 5: epochs is not a known field; known are kind, model"),
-        ("new_tokens = 4", "new_tokens = 4\n[lora]\nrank = 2", "ask.toml: line 6: lora is not a known field"),
-        ("new_tokens = 4", "new_tokens = 0", "ask.toml: line 5: new_tokens: a whole number of 1 or more"),
-        ("new_tokens = 4", "new_tokens = 17", "ask.toml: the job cannot run: new_tokens is 17, and the model"),
-        ("new_tokens = 4", "new_tokens = 13", "prompts.jsonl: line 1: 5 tokens, at most 4: shorten it, or lower"),
-        ("batch = 2", "batch = 3", "4 prompts are not a multiple of batch 3: set batch to 2, or add 2"),
-        ("[12, 7]", "[12, 12]", "ask.toml: line 7: ends: a list of 8 token numbers at most"),
-        ("[12, 7]", "[-1]", "ask.toml: line 7: ends: a list of 8 token"),
-        ("[12, 7]", "7", "ask.toml: line 7: ends: a list expected"),
-        ("[12, 7]", "[40]", "ask.toml: the job cannot run: end tokens: up to 8 of the vocabulary"),
-        ('"generate"', '"ask"', "ask.toml: line 2: kind: finetune or generate expected"),
-        ('data = "prompts.jsonl"', "", "ask.toml: data is missing"),
+        ("new_tokens: 4", "new_tokens: [4", "ask.yaml: line 6, column 6: not valid YAML: "),
+        ("new_tokens: 4", "epochs: 4", "ask.yaml: line 5: epochs is not a known field; known are kind, model"),
+        ("new_tokens: 4", "new_tokens: 4\nlora: {rank: 2}", "ask.yaml: line 6: lora is not a known field"),
+        ("new_tokens: 4", "new_tokens: 0", "ask.yaml: line 5: new_tokens: a whole number of 1 or more"),
+        ("new_tokens: 4", "new_tokens: 17", "ask.yaml: the job cannot run: new_tokens is 17, and the model"),
+        ("new_tokens: 4", "new_tokens: 13", "prompts.jsonl: line 1: 5 tokens, at most 4: shorten it, or lower"),
+        ("batch: 2", "batch: 3", "4 prompts are not a multiple of batch 3: set batch to 2, or add 2"),
+        ("[12, 7]", "[12, 12]", "ask.yaml: line 7: ends: a list of 8 token numbers at most"),
+        ("[12, 7]", "[-1]", "ask.yaml: line 7: ends: a list of 8 token"),
+        ("[12, 7]", "7", "ask.yaml: line 7: ends: a list expected"),
+        ("[12, 7]", "[40]", "ask.yaml: the job cannot run: end tokens: up to 8 of the vocabulary"),
+        ("generate", "ask", "ask.yaml: line 2: kind: 'ask' is not known; finetune or generate expected"),
+        ("data: prompts.jsonl", "", "ask.yaml: data is missing"),
         ("prompts.jsonl", "none.jsonl", "none.jsonl: No such file"),
-        ('model = "model"', 'model = "none"', "none: config.json: not readable"),
+        ("model: model", "model: none", "none: config.json: not readable"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_named_with_its_line(folder: Path, was: str, now: str, why: str) -> None:
     assert was in FILE
-    (folder / "ask.toml").write_text(FILE.replace(was, now))
+    (folder / "ask.yaml").write_text(FILE.replace(was, now))
     with pytest.raises(ConfigError) as caught:
         made(folder)
     assert why in str(caught.value)
@@ -165,7 +167,7 @@ def test_wrong_prompts_are_named_with_their_line(folder: Path, line: str, why: s
 def test_a_number_of_prompts_that_nothing_divides_is_told(folder: Path) -> None:
     text = "\n".join(json.dumps({"input_ids": [one]}) for one in range(11))
     (folder / "prompts.jsonl").write_text(text)
-    (folder / "ask.toml").write_text(FILE.replace("batch = 2", ""))
+    (folder / "ask.yaml").write_text(FILE.replace("batch: 2", ""))
     job = made(folder)
     part: Any = job.spec.part
     assert part.batch == 1 and "11 prompts are decoded one at a time" in job.notes[0]
@@ -182,7 +184,7 @@ def test_text_goes_in_and_out_with_the_tokeniser_of_the_model(folder: Path) -> N
         }],
     }))  # fmt: skip
     (folder / "prompts.jsonl").write_text('{"prompt": "ab"}\n{"prompt": "abc"}')
-    (folder / "ask.toml").write_text(FILE.replace("ends = [12, 7]", ""))
+    (folder / "ask.yaml").write_text(FILE.replace("ends: [12, 7]", ""))
     job = made(folder)
     part: Any = job.spec.part
     assert (part.dataset.length, part.decoding.ends) == (3, (1,))

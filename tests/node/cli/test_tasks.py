@@ -330,13 +330,11 @@ def test_a_quote_of_a_file_names_the_command_that_posts_the_same_job(
     (tmp_path / "model").mkdir()
     write_folder(tmp_path / "model", TINY)
     (tmp_path / "prompts.jsonl").write_text('{"input_ids": [1, 2]}')
-    (tmp_path / "ask.toml").write_text(
-        'kind = "generate"\nmodel = "model"\ndata = "prompts.jsonl"\nnew_tokens = 4'
-    )
+    (tmp_path / "ask.yaml").write_text("kind: generate\nmodel: model\ndata: prompts.jsonl\nnew_tokens: 4")
     terms = ("--max-price", "0.02", "--match-s", "60", "--seed", "mine")
-    file, saved = tmp_path / "ask.toml", tmp_path / "job.json"
-    done = run(monkeypatch, Requested(), "quote", "--job", file, "--save", saved, "--home", tmp_path, *terms)
-    assert f"dekube task create --job {file} {' '.join(terms)} --home {tmp_path}" in done.stdout
+    file, saved = tmp_path / "ask.yaml", tmp_path / "job.json"
+    done = run(monkeypatch, Requested(), "quote", "--file", file, "--save", saved, "--home", tmp_path, *terms)
+    assert f"dekube task create --file {file} {' '.join(terms)} --home {tmp_path}" in done.stdout
     assert json.loads(saved.read_text())["max_price_per_tera_unit"] == str(2 * 10**16)
 
 

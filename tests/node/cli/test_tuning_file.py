@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
+from tasks.requests.errors import RequestInvalid
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import config_of, write_folder
 from tests.tasks.tuned import TINY
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}, {"input_ids": [3, 4]}]
 FILE = """
-model = "model"
-data = "rows.jsonl"
-steps = 6
-batch = 2
-learning_rate = 1e-2
-[lora]
-rank = 2
-alpha = 4
-targets = ["v_proj", "query"]
+kind: finetune
+model: model
+data: rows.jsonl
+steps: 6
+batch: 2
+learning_rate: 1e-2
+lora:
+  rank: 2
+  alpha: 4
+  targets: [v_proj, q]
 """
 
 
@@ -36,13 +39,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
     write_folder(tmp_path / "model", TINY)
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    (tmp_path / "tune.toml").write_text(FILE)
+    (tmp_path / "tune.yaml").write_text(FILE)
     return tmp_path
 
 
 def made(folder: Path) -> Any:
     return make_job(
-        read_job(folder / "tune.toml"), seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+        read_job(folder / "tune.yaml").request, seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
     )
 
 
@@ -57,40 +60,53 @@ def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
     assert (part.optimiser.learning_rate_nano, part.rates) == (10_000_000, ("cosine", 0, 10**9))
     assert job.spec.schedule == Schedule(6, 1, 6)
     assert made(folder) == job
-    text = FILE.replace("steps = 6", "epochs = 100")
-    (folder / "tune.toml").write_text(text)
+    text = FILE.replace("steps: 6", "epochs: 100")
+    (folder / "tune.yaml").write_text(text)
     assert made(folder).spec.schedule == Schedule(150, 2, 150)
 
 
 @pytest.mark.parametrize(
     ("was", "now", "why"),
     [
-        ("steps = 6", "steps = 6 7", "tune.toml: not valid TOML (Expected newline"),
-        ("steps = 6", "stesp = 6", "tune.toml: line 4: stesp is not a known field"),
-        ("rank = 2", "rnak = 2", "tune.toml: line 8: lora.rnak is not a known field"),
-        ("steps = 6", 'steps = "6"', "tune.toml: line 4: steps: a whole number of 1 or more"),
-        ("steps = 6", "steps = 6\nepochs = 2", "tune.toml: line 4: steps and epochs: give one"),
-        ("batch = 2", "batch = 0", "tune.toml: line 5: batch: a whole number"),
-        ("1e-2", "1e-10", "tune.toml: line 6: learning_rate: at most nine digits"),
-        ("1e-2", "nan", "tune.toml: line 6: learning_rate: a number from 0"),
-        ("1e-2", "0", "tune.toml: the job cannot run: "),
-        ("rank = 2", "rank = 1000", "tune.toml: the job cannot run: adapters of rank 1000"),
-        ('"v_proj"', '"lm_head"', "tune.toml: line 10: targets: a list of some of query"),
-        ("[lora]", 'kind = "train"\n[lora]', "tune.toml: line 7: kind: finetune or generate expected"),
-        ("[lora]", 'long_rows = "split"\n[lora]', "tune.toml: line 7: long_rows: refuse, truncate, drop expected"),
-        ("[lora]", "max_length = 17\n[lora]", "tune.toml: the job cannot run: rows of 17 tokens"),
-        ("[lora]", "max_length = 3\n[lora]", "rows.jsonl: line 1: 5 tokens, at most 4"),
-        ('data = "rows.jsonl"', "", "tune.toml: data is missing"),
+        ("steps: 6", "steps: [6", "tune.yaml: line 6, column 6: not valid YAML: "),
+        ("steps: 6", "stesp: 6", "tune.yaml: line 5: stesp is not a known field; did you mean steps?"),
+        ("rank: 2", "rnak: 2", "tune.yaml: line 9: lora.rnak is not a known field; did you mean lora.rank?"),
+        ("steps: 6", "zzz: 6", "tune.yaml: line 5: zzz is not a known field; known are kind, model, data"),
+        ("steps: 6", 'steps: "6"', "tune.yaml: line 5: steps: a whole number of 1 or more"),
+        ("steps: 6", "steps: 6e0", "tune.yaml: line 5: steps: a whole number of 1 or more"),
+        ("steps: 6", "steps: 06", "tune.yaml: line 5: 06 has two meanings: write a decimal number"),
+        ("steps: 6", "steps: 6\nepochs: 2", "tune.yaml: line 5: steps and epochs: give one"),
+        ("steps: 6", "steps: 6\nsteps: 6", "tune.yaml: line 6: steps is there twice, first in line 5"),
+        ("batch: 2", "batch: 0", "tune.yaml: line 6: batch: a whole number"),
+        ("batch: 2", "batch:", "tune.yaml: line 6: a field without a value"),
+        ("batch: 2", "batch: true", "tune.yaml: line 6: batch: a whole number"),
+        ("1e-2", "1e-10", "tune.yaml: line 7: learning_rate: at most nine digits"),
+        ("1e-2", ".nan", "tune.yaml: line 7: .nan has two meanings"),
+        ("1e-2", "0", "tune.yaml: the job cannot run: "),
+        ("rank: 2", "rank: 1000", "tune.yaml: the job cannot run: adapters of rank 1000"),
+        ("v_proj", "lm_head", "tune.yaml: line 11: targets: a list of some of query"),
+        ("kind: finetune", "kind: finetun", "tune.yaml: line 2: kind: 'finetun' is not known; did you mean fine"),
+        ("kind: finetune", "kind: mine", "tune.yaml: line 2: kind: 'mine' is not known; finetune or generate"),
+        ("lora:", "long_rows: split\nlora:", "tune.yaml: line 8: long_rows: refuse, truncate, drop expected"),
+        ("lora:", "max_length: 17\nlora:", "tune.yaml: the job cannot run: rows of 17 tokens"),
+        ("lora:", "max_length: 3\nlora:", "rows.jsonl: line 1: 5 tokens, at most 4"),
+        ("lora:", "budget: 2.5\nlora:", "tune.yaml: line 8: budget: an amount above 0 with its unit"),
+        ("lora:", "budget: 0 DKB\nlora:", "tune.yaml: line 8: budget: an amount above 0 with its unit"),
+        ("lora:", "match_s: 86401\nlora:", "tune.yaml: line 8: match_s: 86400 seconds at most"),
+        ("lora:", "seed: 7\nlora:", "tune.yaml: line 8: seed: a text expected, in quotes"),
+        ("data: rows.jsonl", "", "tune.yaml: data is missing"),
         ("rows.jsonl", "none.jsonl", "none.jsonl: No such file"),
-        ('model = "model"', 'model = "none"', "none: config.json: not readable"),
+        ("model: model", "model: none", "none: config.json: not readable"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_named_with_its_line(folder: Path, was: str, now: str, why: str) -> None:
     assert was in FILE
-    (folder / "tune.toml").write_text(FILE.replace(was, now))
-    with pytest.raises(ConfigError) as caught:
+    (folder / "tune.yaml").write_text(FILE.replace(was, now))
+    with pytest.raises(RequestInvalid) as caught:
         made(folder)
     assert why in str(caught.value)
+    line = re.search(r"line (\d+)", why)
+    assert caught.value.line == (int(line[1]) if line else None)
 
 
 def test_wrong_rows_and_models_are_named_with_file_line_and_remedy(folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Job files that `dekube templates` shows, one for each kind of job."""

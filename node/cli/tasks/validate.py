@@ -1,0 +1,40 @@
+"""``dekube task validate``: what is wrong with a job file, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from node.cli.arguments import PathName
+from node.cli.output import json_option, show_fields
+from node.cli.tasks.job_file import read_job
+from node.cli.tasks.told import told_job
+
+__all__ = ["validate"]
+
+
+@click.command()
+@click.argument("file", type=PathName(), metavar="FILE")
+@click.option("--fields", "fields_only", is_flag=True, help="Check the file alone, not its model and data.")
+@json_option
+def validate(file: Path, fields_only: bool, as_json: bool) -> None:
+    """Check a job file, its model and its data on this machine; nothing is sent.
+
+    An error names file, line and remedy. The exit status is 1 then.
+
+    \b
+    Example:
+      dekube task validate finetune.yaml
+    """
+    from rpc.client.jobs import make_job
+    from tasks.requests.reading import kind_of
+
+    request = read_job(file).request
+    answer = {"file": str(file), "kind": kind_of(request)}
+    if not fields_only:
+        made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)
+        steps, windows = made.spec.schedule.total_steps, made.spec.windows
+        answer |= {"steps": str(steps), "windows": str(windows), **told_job(made)}
+        answer |= {"notes": "; ".join(made.notes)} if made.notes else {}
+    show_fields(answer, as_json=as_json, title="Valid")

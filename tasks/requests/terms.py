@@ -1,0 +1,62 @@
+"""The terms of a request: what may be paid, how long a machine is looked for, and the seed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+from state.primitives.amounts import DECIMALS, format_amount
+from tasks.requests.fields import JobFields
+from tasks.spec import MATCH_MS_MAX, PRICE_MAX
+
+__all__ = ["TERMS", "Terms", "amount_of", "terms_of"]
+
+TERMS: Final = ("budget", "max_price", "match_s", "seed")
+SEED_LENGTH_MAX: Final = 256
+_AMOUNT: Final = re.compile(r"([0-9]{1,24})(?:\.([0-9]{1,18}))? ?DKB")
+
+
+class Terms(NamedTuple):
+    """None: not said. ``budget`` is the most that all tasks of a file cost; ``max_price`` is per 10^12 units."""
+
+    budget: int | None = None
+    max_price: int | None = None
+    match_ms: int | None = None
+    seed: str | None = None
+
+
+def amount_of(text: str) -> int | None:
+    """Return an amount as in ``2.5 DKB``; None for another text."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        return None
+    return int(found[1]) * 10**DECIMALS + int((found[2] or "").ljust(DECIMALS, "0"))
+
+
+def terms_of(fields: JobFields) -> Terms:
+    """Take the terms out of the fields. Raises RequestInvalid."""
+    budget, price = _amount(fields, "budget", None), _amount(fields, "max_price", PRICE_MAX)
+    match_s = None
+    if fields.has("match_s"):
+        match_s = fields.whole("match_s", 1)
+        if match_s * 1000 > MATCH_MS_MAX:
+            raise fields.wrong("match_s", f"match_s: {MATCH_MS_MAX // 1000} seconds at most")
+    seed = None
+    if fields.has("seed"):
+        seed = fields.text("seed")
+        if len(seed) > SEED_LENGTH_MAX:
+            raise fields.wrong("seed", f"seed: a text of {SEED_LENGTH_MAX} characters at most")
+    fields.drop(TERMS)
+    return Terms(budget, price, None if match_s is None else match_s * 1000, seed)
+
+
+def _amount(fields: JobFields, name: str, most: int | None) -> int | None:
+    if not fields.has(name):
+        return None
+    value: Any = fields.value(name)
+    amount = amount_of(value) if isinstance(value, str) else None
+    if amount is None or amount == 0:
+        raise fields.wrong(name, f"{name}: an amount above 0 with its unit expected, as 2.5 DKB")
+    if most is not None and amount > most:
+        raise fields.wrong(name, f"{name}: {format_amount(most)} at most")
+    return amount

@@ -1,0 +1,56 @@
+"""The gallery of job files: every one is valid, says its defaults, and becomes a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from node.cli import group
+from node.cli.templates import names, template
+from state.primitives.errors import ConfigError
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import KINDS, kind_of, read_file
+from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.tuned import TINY
+
+
+def test_there_is_a_template_for_each_kind() -> None:
+    assert set(KINDS) <= {kind_of(read_file(template(name), "f.yaml").request) for name in names()}
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_template_shows_are_the_defaults(name: str) -> None:
+    text = template(name)
+    found = read_file(text, "f.yaml")
+    least = "".join(line for line in text.partition("# Every field")[0].splitlines(keepends=True))
+    assert read_file(least, "f.yaml").request == found.request
+    assert found.terms.budget
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_a_template_becomes_a_job_with_a_model_and_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / "models/smollm2-135m").mkdir(parents=True)
+    write_folder(tmp_path / "models/smollm2-135m", TINY)
+    for data in ("answers.jsonl", "prompts.jsonl"):
+        (tmp_path / data).write_text('{"input_ids": [1, 2, 3]}\n' * 2)
+    done = CliRunner().invoke(group, ["templates", "show", name])
+    (tmp_path / "job.yaml").write_text(done.stdout.replace("new_tokens: 64", "new_tokens: 4"))
+    checked = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml"), "--json"])
+    assert checked.exit_code == 0 and json.loads(checked.stdout)["kind"] == name
+    (tmp_path / "answers.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
+    (tmp_path / "prompts.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
+    broken = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml")])
+    assert isinstance(broken.exception, RequestInvalid) and broken.exception.line == 2
+    assert broken.exception.code == "rows_invalid"
+    alone = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml"), "--fields"])
+    assert alone.exit_code == 0
+
+
+def test_an_unknown_template_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean finetune"):
+        template("finetun")
+    listed = CliRunner().invoke(group, ["templates", "--json"])
+    assert [row["name"] for row in json.loads(listed.stdout)] == names()
