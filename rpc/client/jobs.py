@@ -253,17 +253,21 @@ def _post_job(
     the budget (``budget_exceeded``); errors of ``upload``; ClientError and TransactionRefused as ``create_task``.
     """
     from tasks.custody.keys import public_key_root
+    from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR
     from tasks.ledger.custody_transitions import ASK_CUSTODY
     from tasks.ledger.transitions import CREATE_TASK, task_id_of
     from tasks.spec import encode_spec
 
     check_key("key", key)
     quoted = yield from _quote_job(core, job.spec)
-    if quoted.objections and not anyway:
-        raise JobRefused(quoted.objections)
-    yield from put_contents(core, blobs_of(job), control=control, key=key, progress=progress)
     terms = _Custody(public_key_root(job.spec.windows), quoted.amounts.custody)
     is_kept = bool(custody) or (custody is None and terms.amount > 0)
+    against = [*quoted.objections]
+    if is_kept:
+        against += [(item.code, item.text) for item in quoted.amounts.notices if item.code == CUSTODY_TOO_DEAR]
+    if against and not anyway:
+        raise JobRefused(against)
+    yield from put_contents(core, blobs_of(job), control=control, key=key, progress=progress)
     locked = quoted.amounts.total + (terms.amount if is_kept else 0)
 
     def task_of(raw: bytes) -> bytes:

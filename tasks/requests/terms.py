@@ -11,18 +11,22 @@ from tasks.spec import MATCH_MS_MAX, PRICE_MAX
 
 __all__ = ["TERMS", "Terms", "amount_of", "terms_of"]
 
-TERMS: Final = ("budget", "max_price", "match_s", "seed")
+TERMS: Final = ("budget", "max_price", "match_s", "seed", "custody")
 SEED_LENGTH_MAX: Final = 256
 _AMOUNT: Final = re.compile(r"([0-9]{1,24})(?:\.([0-9]{1,18}))? ?DKB")
 
 
 class Terms(NamedTuple):
-    """None: not said. ``budget`` is the most that all tasks of a file cost; ``max_price`` is per 10^12 units."""
+    """None: not said. ``budget`` is the most that all tasks of a file cost; ``max_price`` is per 10^12 units.
+
+    ``custody`` says whether drawn machines keep the outputs.
+    """
 
     budget: int | None = None
     max_price: int | None = None
     match_ms: int | None = None
     seed: str | None = None
+    custody: bool | None = None
 
 
 def amount_of(text: str) -> int | None:
@@ -46,8 +50,11 @@ def terms_of(fields: JobFields) -> Terms:
         seed = fields.text("seed")
         if len(seed) > SEED_LENGTH_MAX:
             raise fields.wrong("seed", f"seed: a text of {SEED_LENGTH_MAX} characters at most")
+    custody = fields.value("custody") if fields.has("custody") else None
+    if custody is not None and type(custody) is not bool:
+        raise fields.wrong("custody", "custody: true or false expected")
     fields.drop(TERMS)
-    return Terms(budget, price, None if match_s is None else match_s * 1000, seed)
+    return Terms(budget, price, None if match_s is None else match_s * 1000, seed, custody)
 
 
 def _amount(fields: JobFields, name: str, most: int | None) -> int | None:

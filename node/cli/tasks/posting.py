@@ -54,6 +54,7 @@ from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.group_records import seat_task
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.requests.terms import Terms
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class _Unposted(NamedTuple):
 
     raw: bytes
     made: MadeJob | None = None
-    budget: int | None = None
+    terms: Terms = Terms()
 
 
 def _job(client: Client, recipe: _Recipe, *, has_custody: bool) -> _Unposted:
@@ -190,9 +191,10 @@ def _job_of_file(client: Client, recipe: _Recipe, file: Path, *, has_custody: bo
     for note in made.notes:
         say(f"Note: {note}.")
     if terms.budget is not None:
-        found = client.price_within([made.spec], terms.budget, most=price, has_custody=has_custody)
+        is_kept = has_custody and terms.custody is not False
+        found = client.price_within([made.spec], terms.budget, most=price, has_custody=is_kept)
         made = at_price(made, found.per_tera_unit)
-    return _Unposted(encode_spec(made.spec), made, terms.budget)
+    return _Unposted(encode_spec(made.spec), made, terms)
 
 
 def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: bytes) -> Job:
@@ -246,13 +248,14 @@ def quote(
     """
     check_overwrite(save, yes=yes, option="--save")
     standing = check_seats(members, spares)
-    if not recipe.seed and recipe.spec_file is None and recipe.job_file is None:  # the command that posts it names it
+    if not (recipe.seed or recipe.spec_file or recipe.job_file):  # the command that posts it names it
         recipe = recipe._replace(seed=secrets.token_hex(8))
     with session.client() as client:
-        raw, made, budget = _job(client, recipe, has_custody=True)
+        raw, made, terms = _job(client, recipe, has_custody=True)
         quoted = client.quote_job(decode_spec(raw))
     job, amounts = quoted.spec, quoted.amounts
-    objections = [*_objections(quoted), *_noticed(amounts, CUSTODY_TOO_DEAR)]
+    kept = terms.custody is not False
+    objections = [*_objections(quoted), *(_noticed(amounts, CUSTODY_TOO_DEAR) if kept else ())]
     spec = spec_to_json(job)
     if save is not None:
         import json
@@ -295,7 +298,7 @@ def quote(
             **_custody_lines(amounts),
             "locked in all": show_amount(amounts.total),
             **({} if members == 1 else group_lines(amounts, members, standing)),
-            **({} if budget is None else {"budget": show_amount(budget)}),
+            **({} if terms.budget is None else {"budget": show_amount(terms.budget)}),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),
         },
@@ -453,7 +456,8 @@ def create(
     """
     key = session.key()
     with session.client() as client:
-        raw, made, budget = _job(client, recipe, has_custody=is_kept is not False)
+        raw, made, terms = _job(client, recipe, has_custody=is_kept is not False)
+        is_kept = terms.custody if is_kept is None else is_kept
         spec = decode_spec(raw)
         plain = None
         if is_private or keeps_input or holders:
@@ -504,8 +508,10 @@ def create(
 
         if members > 1:
             seats = _seat_terms(spec, quoted, private, is_kept, members, what)
-            if budget is not None:
-                _check_budget(client, budget, locked + (0 if seats is None else members * quoted.custody), None)
+            if terms.budget is not None:
+                _check_budget(
+                    client, terms.budget, locked + (0 if seats is None else members * quoted.custody), None
+                )
             group, receipt = post_group(
                 client, key, raw, quoted, members, standing, what, bring, terms=seats, yes=yes
             )
@@ -522,12 +528,8 @@ def create(
             if keeps_input or holders:
                 ask.kept = _kept_input(client, key, spec, private, plain or b"", quoted)
             what["custody"] = ask.told
-        if budget is not None:
-            _check_budget(client, budget, locked, ask)
-        if members > 1:
-            group, receipt = post_group(client, key, raw, quoted, members, standing, what, bring, yes=yes)
-            tell_posted(client, group, receipt, locked, watches=watches, as_json=as_json)
-            return
+        if terms.budget is not None:
+            _check_budget(client, terms.budget, locked, ask)
         receipt, signed = send_signed(
             client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
             beside=partial(_send_ask, ask, key) if ask is not None else None,
