@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -40,7 +40,7 @@ from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
 from rpc.client.jobs import JobQuote, at_price, blobs_of, make_job
-from rpc.client.results import TaskQuote
+from rpc.client.results import Receipt, TaskQuote
 from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
@@ -538,26 +538,32 @@ def create(
         if ask is not None:
             ask.finish(task_id)
         shared = private.share(task_id) if private is not None else {}
-        answer = {
-            "task": hexed(task_id),
-            "transaction": receipt.transaction_hash,
-            "height": receipt.block.height,
-            "locked": str(locked),
-            **shared,
-        }
-        if not watches:
-            if not as_json:
-                answer["locked"] = show_amount(locked)
-            show_fields(answer, as_json=as_json)
-            if not as_json:
-                click.echo(f"\nFollow it: {next_command('task', 'watch', hexed(task_id))}")
-            return
+        _tell_created(client, task_id, receipt, locked, shared, watches=watches, as_json=as_json)
+
+
+def _tell_created(
+    client: Client, task: bytes, receipt: Receipt, locked: int, shared: Mapping[str, Any], *, watches: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print what was created, and follow it if asked to. Raises TaskEnded unless it settles then."""
+    answer = {
+        "task": hexed(task),
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
+        "locked": str(locked) if as_json or watches else show_amount(locked),
+        **shared,
+    }
+    if not watches:
+        show_fields(answer, as_json=as_json)
         if not as_json:
-            click.echo(f"Task {hexed(task_id)}")
-        answer["phase"] = watch_to_end(client, task_id, as_json, WATCH_TIMEOUT_S)
+            click.echo(f"\nFollow it: {next_command('task', 'watch', hexed(task))}")
+        return
+    if not as_json:
+        click.echo(f"Task {hexed(task)}")
+    answer["phase"] = watch_to_end(client, task, as_json, WATCH_TIMEOUT_S)
     if as_json:
         show(answer)
-    expect_settled(task_id, str(answer["phase"]))
+    expect_settled(task, str(answer["phase"]))
 
 
 def _seat_terms(
