@@ -139,7 +139,7 @@ cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four validators; build/wallets/report.json
 	$(BIN)/pytest -q -m cluster tests/wallets
 
-test-clients: $(VENV)/dev.stamp ## go-ethereum, alloy and web3j, compiled, over BLOCKS (2,000) blocks with workers at work; CLIENTS=go,rust,java
+test-clients: $(VENV)/dev.stamp ## go-ethereum, alloy and web3j, compiled, over BLOCKS (2,000) blocks with workers at work; OpenAI's for Node; CLIENTS=go,rust,java
 	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
 	  $(BIN)/pytest -q -m cluster tests/clients
 

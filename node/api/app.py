@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import anyio
 import anyio.to_thread
 import orjson
 import structlog
@@ -44,6 +45,8 @@ FORM_BYTES_MAX: Final = FILE_BYTES_MAX + (1 << 16)
 """An upload: one file and its other fields."""
 FORM_FIELDS_MAX: Final = 8
 FORM_FIELD_BYTES_MAX: Final = 4_096
+UPLOADS_MAX: Final = 4
+"""Uploads at once; further ones are refused. Each takes disk, and memory while its lines are checked."""
 BODY_DEADLINE_S: Final = 20.0
 UPLOAD_DEADLINE_S: Final = 600.0
 PRICE_HEADER: Final = "x-dekube-price"
@@ -104,14 +107,26 @@ def make_app(service: Service, store: Store) -> FastAPI:
 
 
 def _add_files(app: FastAPI, service: Service, store: Store) -> None:
+    room = anyio.Semaphore(UPLOADS_MAX)
+
     @app.post("/v1/files")
     async def upload(request: Request) -> Response:
-        file, size, fields = await _form(request)
         try:
-            named = partial(service.upload, file.file, size, file.filename or "", fields.get("purpose"))
-            return await _answered(named)
+            room.acquire_nowait()
+        except anyio.WouldBlock:
+            raise ApiError(
+                f"{UPLOADS_MAX} files are being uploaded.", status=429, kind="requests",
+                reason="rate_limit_exceeded", retry_after_s=5,
+            ) from None  # fmt: skip
+        try:
+            file, size, fields = await _form(request)
+            try:
+                named = partial(service.upload, file.file, size, file.filename or "", fields.get("purpose"))
+                return await _answered(named)
+            finally:
+                await file.close()
         finally:
-            await file.close()
+            room.release()
 
     @app.get("/v1/files")
     async def files(request: Request) -> Response:

@@ -35,8 +35,9 @@ _log = structlog.get_logger(__name__)
 
 POLL_S: Final = 1.0
 RESULT_TRIES: Final = 60
-"""Attempts to fetch a result, a pause between two, before a job ends without."""
-RESULT_PAUSE_S: Final = 5.0
+"""Attempts to fetch a result before a job ends without."""
+PAUSE_S_MAX: Final = 60.0
+"""A job that cannot go on is tried again after a pause, which doubles up to this."""
 RESULT_FILE_PREFIX: Final = "file-"
 
 
@@ -52,8 +53,8 @@ class Driver:
         self._control, self._making = control, making
         self._poster = Poster(store, key, control)
         self._woken, self._ends = threading.Event(), threading.Event()
-        self._not_before: dict[str, float] = {}
-        """When the result of a job is asked for again."""
+        self._paused: dict[str, tuple[float, float, str]] = {}
+        """Of jobs that cannot go on: until when, how long, and why."""
 
     def wake(self) -> None:
         """Have a look now."""
@@ -76,12 +77,20 @@ class Driver:
                 self._woken.wait(POLL_S)
 
     def _try(self, client: Client, job: JobRecord) -> None:
+        until, pause_s, why = self._paused.get(job.id, (0.0, POLL_S / 2, ""))
+        if until > time.monotonic():
+            return
         try:
             self.step(client, job)
         except NotPosted as error:
             self._fail(job, "not_posted", f"The job was not posted: {error}.")
         except DekubeError as error:  # the next look may find it otherwise
-            _log.warning("a job waits", job=job.id, code=error.code, error=str(error)[:200])
+            pause_s, told = min(2 * pause_s, PAUSE_S_MAX), f"{error.code}: {str(error)[:200]}"
+            self._paused[job.id] = time.monotonic() + pause_s, pause_s, told
+            if told != why:
+                _log.warning("a job waits", job=job.id, error=told)
+            return
+        self._paused.pop(job.id, None)
 
     def step(self, client: Client, job: JobRecord) -> None:
         """Carry a job on by one step."""
@@ -162,8 +171,6 @@ class Driver:
     # The end
 
     def _finish(self, client: Client, job: JobRecord, task: Task, status: str) -> None:
-        if self._not_before.get(job.id, 0.0) > time.monotonic():
-            return
         if job.finalizing_s is None:
             values: dict[str, Any] = {"finalizing_s": _now_s()}
             if job.kind != TUNING and status == "completed":
@@ -174,11 +181,9 @@ class Driver:
         except NoResult as error:
             if job.tries + 1 < RESULT_TRIES:
                 self._store.change(job.id, tries=job.tries + 1)
-                self._not_before[job.id] = time.monotonic() + RESULT_PAUSE_S
                 raise
             _log.error("a job ends without its result", job=job.id, error=str(error)[:200])
             found = None
-        self._not_before.pop(job.id, None)
         bill = client.bill(task.id)
         windows = list(client.task_windows(task.id))
         receipt = self._keep(job, "receipt", receipt_file(job, task, windows, bill), "receipt.json")

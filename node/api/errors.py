@@ -6,10 +6,15 @@ from typing import Any, Final
 
 from state.primitives.errors import DekubeError
 
-__all__ = ["INVALID", "ApiError", "budget_spent", "not_found", "unsupported", "wrong"]
+__all__ = ["INVALID", "ApiError", "budget_spent", "encodable", "not_found", "unsupported", "wrong"]
 
 INVALID: Final = "invalid_request_error"
 MESSAGE_CHARACTERS_MAX: Final = 2_000
+
+
+def encodable(text: str) -> str:
+    """Return a text that can be encoded: JSON may name half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class ApiError(DekubeError):
@@ -24,8 +29,9 @@ class ApiError(DekubeError):
         self, message: str, *, status: int = 400, kind: str = INVALID, reason: str | None = None,
         param: str | None = None, retry: bool | None = None, retry_after_s: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(message[:MESSAGE_CHARACTERS_MAX])
-        self.status, self.kind, self.reason, self.param = status, kind, reason, param
+        super().__init__(encodable(message[:MESSAGE_CHARACTERS_MAX]))
+        self.status, self.kind, self.reason = status, kind, reason
+        self.param = None if param is None else encodable(param)
         self.retry, self.retry_after_s = retry, retry_after_s
 
     def to_json(self) -> dict[str, Any]:

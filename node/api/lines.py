@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from node.api.errors import ApiError, unsupported, wrong
+from node.api.errors import ApiError, encodable, unsupported, wrong
 from node.api.reading import Fields
 from node.api.requests import CHAT
 from tasks.models.errors import RowsInvalid
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as an error of a batch."""
-        return {"code": self.reason, "message": self.message, "line": self.line, "param": self.param}
+        return {"code": self.reason, "message": encodable(self.message), "line": self.line, "param": self.param}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _line(number: int, values: Mapping[str, Any], endpoint: str, names: set[str]
     if type(body) is not dict:
         raise fields.missing("body") if body is None else fields.invalid("body", "an object")
     model = body.get("model")
-    if type(model) is not str or not 0 < len(model) <= CUSTOM_ID_CHARACTERS_MAX:
+    if type(model) is not str or not 0 < len(model) <= CUSTOM_ID_CHARACTERS_MAX or model != encodable(model):
         raise wrong("Missing required parameter: 'body.model'.", "body.model", "missing_required_parameter")
     try:
         return read_request(number, name, model, body, endpoint)

@@ -85,12 +85,17 @@ class Maker:
         """The models that have a name."""
         return tuple(self._models.values())
 
-    def base_of(self, model: str, param: str = "model") -> tuple[ModelFile, JobRecord | None]:
-        """Return the files of a model, and the job that tuned it. Raises ApiError."""
+    def base_of(
+        self, model: str, param: str = "model", *, is_deleted_too: bool = False
+    ) -> tuple[ModelFile, JobRecord | None]:
+        """Return the files of a model, and the job that tuned it. Raises ApiError.
+
+        A job that was created goes on with a model that was deleted since.
+        """
         found = self._models.get(model)
         if found is not None:
             return found, None
-        job = self._store.tuned(model)
+        job = self._store.tuned(model, is_deleted_too=is_deleted_too)
         if job is None:
             error = not_found("model", model, param)
             error.reason = "model_not_found"
@@ -147,13 +152,13 @@ class Maker:
     def _batch(self, job: JobRecord) -> MadeJob:
         plan, text = self.plan(job)
         values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
-        _, tuned = self.base_of(job.model, "body.model")
+        _, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
         if tuned is not None and tuned.signed is not None:
             values["adapter"] = f"task:0x{tuned.signed.task}"
         return self._make(job, plan.data(), "input_file_id", values)
 
     def _make(self, job: JobRecord, data: bytes, param: str, values: Mapping[str, Any]) -> MadeJob:
-        model, _ = self.base_of(job.model)
+        model, _ = self.base_of(job.model, is_deleted_too=True)
         try:
             request = request_of({**values, "model": str(model.path.absolute()), "data": job.data_file})
             return make_job(
@@ -179,7 +184,7 @@ class Maker:
         """Return the rows of a batch, and the tokeniser of its model. Raises ApiError."""
         lines, faults = parse_lines(self._store.content(job.data_file), job.request["endpoint"])
         assert not faults, faults
-        model, _ = self.base_of(job.model, "body.model")
+        model, _ = self.base_of(job.model, "body.model", is_deleted_too=True)
         try:
             with open_model(model.path) as opened:
                 text = opened.tokeniser()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from node.api.errors import ApiError, unsupported, wrong
+from node.api.errors import ApiError, encodable, unsupported, wrong
 
 __all__ = ["Fields", "read_json"]
 
@@ -62,7 +62,7 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return None
-        if type(value) is not str or not 0 < len(value) <= most:
+        if type(value) is not str or not 0 < len(value) <= most or value != encodable(value):
             raise self.invalid(name, f"a string of 1 to {most} characters")
         return value
 

@@ -39,7 +39,7 @@ PREPARING_MAX: Final = 8
 FILES_PAGE_MAX: Final = 10_000
 NAME_CHARACTERS_MAX: Final = 255
 _WHY: Final[Mapping[str, str]] = {
-    "check_too_dear": "The job is too small: checks would cost too much of its price. Give it more rows or steps"
+    "check_too_dear": "Checks of so dear a job cost more than the chain's check fund bears. Lower --max-price"
 }
 PURPOSES_ELSEWHERE: Final = ("assistants", "vision", "user_data", "evals")
 
@@ -167,7 +167,11 @@ class Service:
             )  # fmt: skip
         try:
             with self._making:
-                yield
+                try:
+                    yield
+                except BaseException:
+                    self._maker.forget()
+                    raise
         finally:
             self._waiting.release()
 

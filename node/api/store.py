@@ -345,12 +345,12 @@ class Store:
 
     # Tuned models
 
-    def tuned(self, model: str) -> JobRecord | None:
-        """Return the job of a tuned model that was not deleted."""
+    def tuned(self, model: str, *, is_deleted_too: bool = False) -> JobRecord | None:
+        """Return the job of a tuned model."""
         with self._lock:
             row = self._database.execute("SELECT record FROM jobs WHERE tuned_model = ?", (model,)).fetchone()
         job = None if row is None else JobRecord.decode(row[0])
-        return None if job is None or job.is_model_deleted or job.status != "succeeded" else job
+        return None if job is None or (job.is_model_deleted and not is_deleted_too) else job
 
     def tuned_models(self) -> list[JobRecord]:
         """Return the jobs of all tuned models that were not deleted."""
@@ -359,7 +359,7 @@ class Store:
                 "SELECT record FROM jobs WHERE tuned_model IS NOT NULL ORDER BY number"
             ).fetchall()
         found = [JobRecord.decode(row[0]) for row in rows]
-        return [job for job in found if not job.is_model_deleted and job.status == "succeeded"]
+        return [job for job in found if not job.is_model_deleted]
 
     def delete_model(self, model: str) -> None:
         """Forget a tuned model; its job and files stay."""

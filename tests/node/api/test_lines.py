@@ -52,6 +52,8 @@ def test_a_broken_line_is_named_by_its_number() -> None:
         ({"body": []}, "invalid_value"),
         ({"body": {"messages": QUESTION}}, "missing_required_parameter"),
         ({"extra": 1}, "unknown_parameter"),
+        ({"custom_id": "\ud800"}, "invalid_value"),
+        ({"\ud800": 1}, "unknown_parameter"),
         ({"body": {"model": "other", "messages": QUESTION}}, "mismatched_model"),
     ],
 )

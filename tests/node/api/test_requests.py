@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from node.api import lines, requests
 from node.api.errors import ApiError
+from node.api.lines import read_request
 from node.api.reading import read_json
-from node.api.requests import read_batch, read_page, read_tuning
+from node.api.requests import CHAT, COMPLETIONS, read_batch, read_page, read_tuning
 from node.api.states import OPEN_TASK, batch_end, is_started, tuning_end
 from tasks.ledger.lifecycle import Phase
 
 TUNING = {"model": "m", "training_file": "file-1"}
+NAMES = sorted({
+    *requests._TUNING, *requests._BATCH, *requests._HYPERPARAMETERS, *lines._SHARED, *lines._CHAT_ONLY,
+    *lines._COMPLETIONS_ONLY, "role", "content", "type", "text", "supervised",
+})  # fmt: skip
 BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 
 
@@ -103,3 +113,29 @@ def test_ends_of_jobs() -> None:
     assert batch_end("cancelled", is_cancelling=True, is_late=False) == "cancelled"
     assert batch_end("expired", is_cancelling=False, is_late=False) == "expired"
     assert batch_end("settled", is_cancelling=True, is_late=False) == "completed"
+
+
+LEAVES: list[Any] = [
+    None, True, False, 0, 1, -1, 2**70, 0.5, float("inf"), float("nan"), "", "x", "auto", "\ud800", "x" * 600, [],
+    {}, "supervised", CHAT, COMPLETIONS, "24h",
+]  # fmt: skip
+ODD = [
+    *LEAVES, *([one] for one in LEAVES), *({name: one} for one in LEAVES for name in ("type", "role", "\ud800")),
+    *([{"role": "user", "content": one}] for one in LEAVES), [{"role": "user", "content": [{"type": "text"}]}],
+    *({"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": one}}} for one in LEAVES),
+    *({"batch_size": one, "learning_rate_multiplier": one} for one in LEAVES),
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(ODD), max_size=6))
+def test_no_object_does_anything_but_be_read_or_refused(values: dict[str, Any]) -> None:
+    """A refusal can always be sent, whatever the object has."""
+    for read in (
+        read_tuning, read_batch, partial(read_request, 1, "name", "m", endpoint=CHAT),
+        partial(read_request, 1, "name", "m", endpoint=COMPLETIONS),
+    ):  # fmt: skip
+        try:
+            read(values)
+        except ApiError as error:
+            orjson.dumps(error.to_json())

@@ -1,0 +1,167 @@
+"""The official client for Python, unchanged, against ``dekube api``: one life cycle with interruptions."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+
+from tests.cluster.api_server import WORDS, ApiServer, batch_lines, rows_of, write_model
+from tests.cluster.network import Network, network, run_here, wait_for
+
+pytestmark = pytest.mark.cluster
+
+BUDGET: Final = "60"
+"""DKB: room for one job of fine-tuning, which reserves 33, and for the batches."""
+END_S: Final = 150.0
+"""A job takes some 20 seconds."""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Network]:
+    with network(tmp_path / "net", "--workers", "1", "--no-task") as made:
+        made.start()
+        made.wait_up()
+        wait_for(lambda: len(made.call("validator-0", "dekube_getNodes")["items"]) == 5, "machines are registered")
+        yield made
+
+
+def connected(server: ApiServer, key: str | None = None) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base_url, api_key=server.key if key is None else key)
+
+
+def upload(client: openai.OpenAI, content: bytes, purpose: Any) -> str:
+    return client.files.create(file=("data.jsonl", content), purpose=purpose).id
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+def ask_batch(client: openai.OpenAI, lines: list[dict[str, Any]]) -> Any:
+    return client.batches.create(
+        input_file_id=upload(client, jsonl(lines), "batch"),
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+    )
+
+
+def wrong_requests_raise_the_client_s_errors(server: ApiServer, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        connected(server, "sk-another").models.list()
+    broken = rows_of(WORDS * 2) + b'\n{"messages": [\n' + rows_of()
+    with pytest.raises(openai.BadRequestError, match="line 17") as refused:
+        upload(client, broken, "fine-tune")
+    assert (refused.value.code, refused.value.param) == ("invalid_jsonl", "file")
+    with pytest.raises(openai.NotFoundError):
+        client.fine_tuning.jobs.create(model="tiny", training_file="file-none")
+    rows = upload(client, rows_of() + b'\n{"messages": [{"role": "user", "content": "x"}]}', "fine-tune")
+    with pytest.raises(openai.BadRequestError, match="line 9") as refused:
+        client.fine_tuning.jobs.create(model="tiny", training_file=rows)
+    assert (refused.value.code, refused.value.param) == ("invalid_training_file", "training_file")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.fine_tuning.jobs.create(model="tiny", training_file=rows, validation_file=rows)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "validation_file")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.batches.create(input_file_id=rows, endpoint="/v1/embeddings", completion_window="24h")
+    assert refused.value.param == "endpoint"
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+
+
+def test_a_client_tunes_a_model_asks_it_and_is_kept_within_its_budget(net: Network, tmp_path: Path) -> None:
+    server = ApiServer(net.root / "validator-0", write_model(tmp_path / "model"), BUDGET)
+    server.start()
+    try:
+        play(server, net, tmp_path)
+    finally:
+        server.end()
+
+
+def play(server: ApiServer, net: Network, folder: Path) -> None:
+    client = connected(server)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    wrong_requests_raise_the_client_s_errors(server, client)
+
+    rows = upload(client, rows_of(), "fine-tune")
+    settings: Any = {"model": "tiny", "training_file": rows, "hyperparameters": {"n_epochs": 32, "batch_size": 2}}
+    answer = client.fine_tuning.jobs.with_raw_response.create(**settings, seed=7, suffix="mirror")
+    job = answer.parse()
+    extra: Any = (job.model_extra or {})["dekube"]
+    assert answer.headers["x-dekube-price"] == extra["reserved"]
+    with pytest.raises(openai.RateLimitError, match="budget") as refused:
+        client.fine_tuning.jobs.create(**settings)
+    assert refused.value.code == "insufficient_quota"
+    server.end(signal.SIGKILL)  # wherever it is: the job goes on, and has one task
+    server.start()
+    client = connected(server)
+    with pytest.raises(openai.RateLimitError):
+        client.fine_tuning.jobs.create(**settings)
+
+    cancelled = client.batches.cancel(ask_batch(client, batch_lines("tiny")).id)
+    assert cancelled.status == "cancelling"
+    job = wait_for(lambda: tuned(client, job.id), "the job has ended", patience_s=END_S)
+    assert (job.status, job.error, job.trained_tokens) == ("succeeded", None, 6_400)
+    told = [event.message for event in client.fine_tuning.jobs.list_events(job.id)]
+    assert told[0] == "The job is done." and told[-1].startswith("The job was created.")
+    points = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    assert [(point.step_number, point.fine_tuning_job_id) for point in points] == [(128, job.id)]
+    the_folder_and_the_receipt_prove_the_job(client, job, net, folder)
+
+    model = job.fine_tuned_model
+    assert model is not None and model.startswith("ft:tiny:dekube:mirror:")
+    assert model in [one.id for one in client.models.list()]
+    a_batch_answers_what_it_can(client, "tiny")
+    cancelled = wait_for(lambda: ended(client, cancelled.id), "the batch is cancelled", patience_s=END_S)
+    assert cancelled.status == "cancelled"
+    assert client.models.delete(model).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve(model)
+
+
+def tuned(client: openai.OpenAI, number: str) -> Any:
+    job = client.fine_tuning.jobs.retrieve(number)
+    return job if job.status in ("succeeded", "failed", "cancelled") else None
+
+
+def ended(client: openai.OpenAI, number: str) -> Any:
+    batch = client.batches.retrieve(number)
+    return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
+
+
+def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, net: Network, folder: Path) -> None:
+    contents = {client.files.retrieve(one).filename: client.files.content(one).read() for one in job.result_files}
+    assert contents.keys() == {"adapters.zip", "receipt.json"}
+    with zipfile.ZipFile(io.BytesIO(contents["adapters.zip"])) as archive:
+        archive.extractall(folder / "adapters")
+    home = net.root / "validator-0"
+    checked = run_here("verify", folder / "adapters", "--home", home)
+    receipt = json.loads(contents["receipt.json"])
+    assert (checked["proved"], checked["step"], checked["task"]) == (True, 128, receipt["task"])
+    mine = run_here("task", "list", "--mine", "--all", "--home", home)["items"]
+    assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 2  # and the cancelled one
+
+
+def a_batch_answers_what_it_can(client: openai.OpenAI, model: str) -> None:
+    lines = batch_lines(model)
+    lines.append({**lines[0], "custom_id": "two", "body": {**lines[0]["body"], "n": 2}})
+    batch = ask_batch(client, lines)
+    batch = wait_for(lambda: ended(client, batch.id), "the batch has ended", patience_s=END_S)
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 9, 8, 1)
+    found = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [one["custom_id"] for one in found] == list(WORDS)
+    for one in found:
+        answer = openai.types.chat.ChatCompletion.model_validate(one["response"]["body"])
+        assert answer.model == model and answer.choices[0].finish_reason in ("stop", "length")
+        assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 4
+    [refused] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("two", 400)
+    assert refused["response"]["body"]["error"]["param"] == "n"
