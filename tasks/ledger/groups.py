@@ -42,7 +42,6 @@ from tasks.ledger.settlement import (
     close_escrow,
     pay_cancelled,
     pay_earned,
-    preparation_units,
 )
 from tasks.spec import JobSpec, encode_spec, spec_hash
 
@@ -198,13 +197,14 @@ def stand_by(case: Case) -> None:
 
 
 def _earned(case: Case, group: GroupRecord) -> int:
-    """Return what a spare that stands by has earned: its preparation, and its part of what members have done."""
-    record, spec = case.record, case.spec
-    price = record.price_per_tera_unit
-    prepared = work_price(preparation_units(spec, case.parameters), price)
-    windows = work_price(spec.window_units(0) * (group.final - record.own_from), price)
-    stood = share(windows, case.parameters.group_standby_bps) // group.members
-    return min(case.vault.held(Pool.PRICE), prepared + stood)
+    """Return what a spare that stands by has earned: its part of what members have done since.
+
+    Nobody can see whether it has prepared, so nothing is paid for that (R71).
+    """
+    record = case.record
+    units = case.spec.window_units(0) * (group.final - record.own_from)
+    stood = share(work_price(units, record.price_per_tera_unit), case.parameters.group_standby_bps)
+    return min(case.vault.held(Pool.PRICE), stood // group.members)
 
 
 def on_group_due(scope: Scope, group_id: bytes) -> None:

@@ -30,6 +30,7 @@ from tasks.ledger.custody_transitions import (
 )
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal
+from tasks.ledger.group_transitions import ADD_SEATS, CREATE_GROUP
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.registration import operator_words
@@ -51,6 +52,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
 from tasks.proofs import (
     Break,
     Finding,
@@ -65,6 +67,7 @@ from tasks.proofs import (
 )
 from tasks.simulation.work import Made, Output, task_key
 from tasks.spec import JobSpec, encode_spec
+from tasks.trials import ShownLink, shown_to_value
 
 __all__ = ["JUNK_BLOB", "Account", "Action", "Actions", "Challenge", "Offer", "Terms", "seal_of"]
 
@@ -175,6 +178,30 @@ class Actions:
     def create(self, sender: bytes, job: JobSpec) -> Action:
         """Create a task."""
         return Action(sender, CREATE_TASK, [encode_spec(job)])
+
+    def group(self, sender: bytes, job: JobSpec, members: int, spares: int) -> Action:
+        """Create a group, and its seat 0."""
+        return Action(sender, CREATE_GROUP, [encode_spec(job), members, spares])
+
+    def seats(self, sender: bytes, group: bytes, roots: Sequence[bytes], amount: int) -> Action:
+        """Make the next seats of a group; an empty root is that of a spare."""
+        return Action(sender, ADD_SEATS, [group, list(roots), amount])
+
+    def ask_trial(self, sender: bytes) -> Action:
+        """Ask for a speed trial of the sender's machine."""
+        return Action(sender, ASK_TRIAL, [])
+
+    def commit_trial(self, sender: bytes, links: int, root: bytes, amount: int) -> Action:
+        """Commit to the links of a trial."""
+        return Action(sender, COMMIT_TRIAL, [links, root, amount])
+
+    def show_trial(self, sender: bytes, links: Sequence[ShownLink]) -> Action:
+        """Show the links that were drawn."""
+        return Action(sender, SHOW_TRIAL, [[shown_to_value(link) for link in links]])
+
+    def judge_trial(self, sender: bytes, machine: bytes, results: Sequence[bytes]) -> Action:
+        """Say what the links of another machine's trial give."""
+        return Action(sender, JUDGE_TRIAL, [machine, list(results)])
 
     def custody_terms(self, sender: bytes, task: bytes, windows: int, amount: int) -> Action:
         """Ask for custody of the outputs of a task."""

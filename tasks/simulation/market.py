@@ -33,8 +33,18 @@ from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_queries import CustodyDuty, custody_duties
 from tasks.ledger.custody_records import CustodyRecord, DemandKind, find_custody, find_terms
-from tasks.ledger.deadlines import draws_due, due_before, matches_due, waits_due
+from tasks.ledger.deadlines import (
+    TRIAL_DRAW_SLOT,
+    TRIAL_SLOT,
+    draws_due,
+    due_before,
+    matches_due,
+    trials_due,
+    waits_due,
+)
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
+from tasks.ledger.group_records import group_id_of, is_spare, seat_task
+from tasks.ledger.groups import SEATS_PER_STEP, seats_budget
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
@@ -50,6 +60,7 @@ from tasks.ledger.transitions import (
     rules,
     task_id_of,
 )
+from tasks.ledger.trials import TrialRecord, asks_from_ms, find_trial, measured_rate, trials_to_judge
 from tasks.proofs import Break, SegmentLeaf, find_break
 from tasks.simulation.actions import Action, Actions
 from tasks.simulation.dice import Dice
@@ -87,6 +98,7 @@ class JobShape(NamedTuple):
     price_max: int
     match_ms: int
     seed: bytes
+    rate_min: int = 0
 
 
 def job_of(shape: JobShape) -> JobSpec:
@@ -97,7 +109,7 @@ def job_of(shape: JobShape) -> JobSpec:
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=_BATCH,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,
         init_root=INIT_ROOT, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
-        max_price_per_tera_unit=shape.price_max, requirements=Requirements(0, 0, 0),
+        max_price_per_tera_unit=shape.price_max, requirements=Requirements(0, 0, shape.rate_min),
         match_ms=shape.match_ms,
     )  # fmt: skip
 
@@ -268,6 +280,38 @@ class View(Actions):
         )
         return self.custody_demand(sender, custody.task, custody.window, holder, 2 * max(prices))
 
+    def is_spare(self, task: TaskRecord) -> bool:
+        """Tell whether a task is the spare seat of a group."""
+        return self.read(is_spare, task)
+
+    def make_group(
+        self, sender: bytes, job: JobSpec, members: int, spares: int
+    ) -> tuple[list[bytes], list[Action]]:  # fmt: skip
+        """Return the tasks of a group's seats and what creates it: first among the sender's transactions."""
+        group, roots = group_id_of(sender, nonce_of(self.state, sender)), [INIT_ROOT] * members + [b""] * spares
+        actions = [self.group(sender, job, members, spares)]
+        for first in range(1, len(roots), SEATS_PER_STEP):
+            part = roots[first : first + SEATS_PER_STEP]
+            apart = sum(not root for root in part)
+            amount = seats_budget(job, len(part) - apart, apart, self.parameters)
+            actions.append(self.seats(sender, group, part, amount))
+        return [seat_task(group, seat) for seat in range(len(roots))], actions
+
+    def trial(self, address: bytes) -> TrialRecord | None:
+        """Return the speed trial of a machine, if it ever had one."""
+        return self.read(find_trial, address)
+
+    def asks_trial(self, address: bytes) -> bool:
+        """Tell whether a machine without a rate may ask for a trial."""
+        node = self.node(address)
+        if node is None or measured_rate(self.state, node, self.time_ms, self.parameters) is not None:
+            return False
+        return asks_from_ms(self.trial(address), self.parameters) <= self.time_ms
+
+    def to_judge(self, address: bytes) -> list[TrialRecord]:
+        """Return the trials that a machine is to judge."""
+        return self.read(trials_to_judge, address, _PAGE)
+
     def fetch_units(self, job: JobSpec) -> int:
         """Return what fetching and hashing the inputs of a job counts as, in work units (R33)."""
         return preparation_units(job, self.parameters) - job.segment_units(0, 0)
@@ -382,11 +426,15 @@ class Market(View):
     def next_due_ms(self) -> int | None:
         """Return when the chain itself does something next, or None."""
         due = due_before(self.state, _FAR_MS, 1) + matches_due(self.state, _FAR_MS, 4)
+        if self.parameters.trial_ms and not self.is_over():
+            due += trials_due(self.state, TRIAL_SLOT, _FAR_MS, 1)
         return min((at.time_ms for at in due), default=None)
 
     def awaits_draw(self) -> bool:
         """Tell whether verifiers are drawn in a block to come, which does not depend on the time."""
-        return bool(draws_due(self.state, _FAR_HEIGHT, 1) or waits_due(self.state, _FAR_HEIGHT, 1))
+        state, trials = self.state, self.parameters.trial_ms
+        waits = draws_due(state, _FAR_HEIGHT, 1) or waits_due(state, _FAR_HEIGHT, 1)
+        return bool(waits or (trials and trials_due(state, TRIAL_DRAW_SLOT, _FAR_HEIGHT, 1)))
 
     def block(self, actions: Iterable[Action]) -> bool:
         """Put actions into the next block, at the present time; tell whether anything happened in it."""

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from tasks.custody.errors import ChunkInvalid
-from tasks.ledger import games
+from tasks.ledger import games, groups
 
 __all__ = ["ALL_RULES", "WITHOUT", "Absent", "Aim", "Patch", "absent"]
 
@@ -110,7 +110,7 @@ def _lose_at_once(case: Any, window: Any) -> None:
     import_module("tasks.ledger.serving").lose_unserved(case, window.number)
 
 
-_recheck = games._recheck
+_recheck_as_is = games._recheck
 
 
 def _recheck_in_time(case: Any, window: Any) -> None:
@@ -118,7 +118,7 @@ def _recheck_in_time(case: Any, window: Any) -> None:
     disputes = import_module("tasks.ledger.disputes")
     place = case.state, window.task, window.number
     before = disputes.load_docket(*place)
-    _recheck(case, window)
+    _recheck_as_is(case, window)
     after = disputes.load_docket(*place)
     if not after.until_ms:
         disputes.save_docket(*place, after._replace(until_ms=before.until_ms, extended=before.extended))
@@ -200,6 +200,31 @@ _DENIES: Final[Mapping[str, Value]] = {
     "accuses": True, "cancels": "never", "withholds": False, "demands": False,
 }  # fmt: skip
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
+_FAST: Final[Mapping[str, Value]] = {"speed": 0.5, "blocks": 1_000, "cost": 0.5}
+_ONE_DEVICE: Final[Mapping[str, Value]] = {"share": 20, "machines": 3, "blocks": 20, "cost": 0.5}
+_BREAKS: Final[Mapping[str, Value]] = {"members": 8, "machines": 2, "place": "compute", "price": 2.5, "cost": 0.5}
+_CALLED: Final[Mapping[str, Value]] = {
+    "share": 20, "way": "leaves at call", "breaks": True, "cost": 0.5, "length": 4,
+}  # fmt: skip
+
+
+def _no_machines(*_arguments: object) -> list[Any]:
+    return []
+
+
+def _nobody(*_arguments: object) -> set[bytes]:
+    return set()
+
+
+def _with_preparation(case: Any, group: Any) -> int:
+    """Pay a spare for its word that it has prepared."""
+    settlement, prices = import_module("tasks.ledger.settlement"), import_module("billing.prices")
+    units = settlement.preparation_units(case.spec, case.parameters)
+    word = prices.work_price(units, case.record.price_per_tera_unit)
+    return int(_earned_as_is(case, group) + word)
+
+
+_earned_as_is = groups._earned
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
     for rule in (
@@ -521,6 +546,47 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "challenge-time", "windows are final at once", {"final_ms": 1, "final_ms_min": 1},
             (Aim("slot flooder", {**_ALL, "share": 45, "seals": 1}),),
+        ),
+        # Groups
+        Absent(
+            "spares", "no spare is called to a seat that has lost its machine",
+            aims=tuple(Aim("seat breaker", {**_BREAKS, "silent": silent}) for silent in (False, True)),
+            patches=(_of("_call_spares", _none, "groups"),),
+        ),
+        Absent(
+            "barred-seats", "a machine that has lost a seat of a group may have another one of it",
+            aims=(Aim("seat breaker", {"place": "compute", "machines": 5, "silent": False, "cost": 0.5}),),
+            patches=(_of("barred_of", _nobody, "group_records"),),
+        ),
+        Absent(
+            "standby-hold", "a spare keeps what it has earned if it leaves when it is called",
+            aims=(Aim("false spare", _CALLED),),
+            patches=(Patch("tasks.ledger.progress", "forfeit_hold", _none, is_alone=True),),
+        ),
+        Absent(
+            "spare-word", "a spare is paid for saying that it has prepared",
+            aims=(Aim("false spare", {"way": "unprepared", "breaks": False, "cost": 0.5}),),
+            patches=(_of("_earned", _with_preparation, "groups"),),
+        ),
+        # Speed trials
+        Absent(
+            "trials", "a claimed speed is believed", {"trial_ms": 0},
+            (Aim("speed liar", {**_FAST, "share": 20, "forges": False}),),
+        ),
+        Absent(
+            "trial-checks", "nobody checks the links of a speed trial",
+            aims=(Aim("speed liar", {**_FAST, "share": 20, "forges": True}),),
+            patches=(Patch("tasks.ledger.trials", "CHECKS_MAX", 0, is_alone=True),),
+        ),
+        Absent(
+            "trial-answers", "one answer of a verifier decides a speed trial",
+            aims=(Aim("trial denier", {"share": 33, "cost": 0.5}),),
+            patches=(Patch("tasks.ledger.trials", "ANSWERS_NEEDED", 1, is_alone=True),),
+        ),
+        Absent(
+            "trial-rounds", "machines are tried one by one, never together",
+            aims=(Aim("shared device", _ONE_DEVICE),),
+            patches=(Patch("tasks.ledger.trials", "_go_round", _no_machines, is_alone=True),),
         ),
         Absent(
             "copies", "a root that was public earns a share of the liar's bond",

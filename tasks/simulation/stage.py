@@ -12,6 +12,7 @@ from tasks.ledger.registry import NodeRole
 from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
 from tasks.simulation.agents.challengers import Watcher
+from tasks.simulation.agents.groups import GroupRequester
 from tasks.simulation.agents.keepers import KeepingRequester
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
@@ -178,6 +179,14 @@ class Stage:
     """Others that are neither honest nor of the plot."""
     watchers: int = 0
     """Honest outsiders that run windows again and challenge what is wrong."""
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Parameters of the chain that are not the defaults."""
+    rate_min: int = 0
+    """The rate that the jobs require."""
+    from_height: int = 0
+    """The block before which the honest requester posts nothing."""
+    group: tuple[int, int] | None = None
+    """Members and spares of each job of the honest requester, if these are groups."""
     honest_kind: Callable[[Account, Offer, Costs, OffChain], Machine] = Machine
 
     def __post_init__(self) -> None:
@@ -207,10 +216,8 @@ class Stage:
         """Return the jobs of a requester, with other segments than those of the conditions if these are given."""
         at = self.conditions
         steps, price_max = segment_steps or at.segment_steps, at.ask * at.price_slack_milli // 1000
-        return [
-            job_of(JobShape(at.windows, at.segments, steps, price_max, MATCH_MS, bytes([task]) * 32))
-            for task in range(tasks)
-        ]
+        shape = JobShape(at.windows, at.segments, steps, price_max, MATCH_MS, b"", self.rate_min)
+        return [job_of(shape._replace(seed=bytes([task]) * 32)) for task in range(tasks)]
 
     def honest_worker(self) -> Machine:
         """Return the plot's worker as an honest one."""
@@ -231,6 +238,13 @@ class Stage:
 
     def honest_requester(self) -> Requester:
         """Return a requester that wants its results."""
+        requester = self._requester()
+        requester.from_height = self.from_height
+        return requester
+
+    def _requester(self) -> Requester:
+        if self.group is not None:
+            return GroupRequester(self.requester, self.jobs(TASKS), self.off, *self.group)
         if self.custody:
             return KeepingRequester(self.requester, self.jobs(TASKS), self.off, self.plot)
         return Requester(self.requester, self.jobs(TASKS), self.off)
@@ -295,7 +309,8 @@ def _play(
         for agent in agents:
             if isinstance(agent, Machine):
                 agent.offer = agent.offer._replace(operator=None)
-    parameters = {**({"custody_copies": CUSTODY_COPIES} if stage.custody else {}), **rules.parameters}
+    custody = {"custody_copies": CUSTODY_COPIES} if stage.custody else {}
+    parameters = {**custody, **stage.parameters, **rules.parameters}
     market = Market(funds, parameters, stage.dice)
     market.leader, market.leads_share = stage.leader, stage.share / 100
     run_market(market, agents, is_seasoned=stage.conditions.is_seasoned)
@@ -318,8 +333,9 @@ def run_market(
         for agent in agents:
             if market.node(agent.address) is not None:
                 market.vouch(agent.address, SEASONED)
+    is_tried = market.parameters.trial_ms > 0
     while market.height < market.parameters.draw_blocks:
-        market.block(())
+        market.block([action for agent in agents for action in agent.act(market)] if is_tried else ())
         market.wait_until(0)
     asks_ms = 0  # agents are asked again if something happened, or at this time
     while market.height < blocks:
@@ -347,7 +363,7 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
     def profit(agents: Iterable[Agent]) -> int:
         return sum(market.wealth(agent.address) - FUNDS - agent.spent for agent in agents)
 
-    tasks = market.tasks_of(stage.requester.address)
+    tasks = [task for task in market.tasks_of(stage.requester.address) if not market.is_spare(task)]
     ids = [task.id for task in tasks]
     correct = forged = ransoms = 0
     unit = stage.conditions.window_cost * VALUE_MILLI // 1000

@@ -6,7 +6,7 @@ A strategy that needs a rule that does not exist yet has ``needs`` and no cast: 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
@@ -36,34 +36,13 @@ from tasks.simulation.agents.workers import (
     TornWorker,
     Withholder,
 )
-from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage, honest_cast
+from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Setting, Stage
+from tasks.simulation.strategies_apart import APART
+from tasks.simulation.strategy import BOTH, PARTS, SHARES, Strategy, Values
 from tasks.simulation.work import Costs, OffChain
 from tasks.spec import RATE_MAX
 
 __all__ = ["JUDGED", "STRATEGIES", "Strategy"]
-
-Values = tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bool, ...]
-SHARES: Final = (10, 20, 33, 45)
-PARTS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
-BOTH: Final = (False, True)
-
-
-class Strategy(NamedTuple):
-    """``text`` says what it does, ``space`` has the values of each of its parameters."""
-
-    name: str
-    text: str
-    space: Mapping[str, Values] = {}
-    cast: Cast | None = None
-    own_tasks: bool = False
-    """Whether the plot posts the tasks; else a requester outside it does."""
-    needs: str = ""
-    custody: bool = False
-    """Whether outputs lie in custody."""
-    known: tuple[Setting, ...] = ()
-    """Settings that are tried first: those of known attacks."""
-    baseline: Cast = honest_cast
-    """What its gain is above: the same accounts when they are honest."""
 
 
 def _friends(stage: Stage) -> list[Friend]:
@@ -778,6 +757,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
              "serves_results": False, "serves_keepers": False, "commits": True, "way": "keeps"},
         ),
     ),
+    *APART,
     Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),
 )  # fmt: skip
 JUDGED: Final = tuple(strategy for strategy in STRATEGIES if strategy.cast is not None)

@@ -12,6 +12,8 @@ from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
+from tasks.ledger.registry import NodeRole
+from tasks.ledger.trials import TrialPhase, TrialRecord
 from tasks.proofs import Code, Finding, delivery_digest
 from tasks.simulation.actions import JUNK_BLOB, Account, Action, Offer
 from tasks.simulation.agents.players import move_of
@@ -29,6 +31,7 @@ from tasks.simulation.work import (
     make_window,
 )
 from tasks.spec import JobSpec
+from tasks.trials import LINKS_MAX, first_state, link_units, next_state, positions_of, root_of, show
 
 __all__ = ["Agent", "Machine", "Requester", "computed", "unavailable", "units_of"]
 
@@ -94,6 +97,8 @@ class Machine(Agent):
         self._check_ready: dict[tuple[bytes, int, int, bool], int] = {}
         self._findings: dict[tuple[bytes, int, int, bool], tuple[Finding, ...]] = {}
         self._prepared: set[bytes] = set()
+        self._chains: dict[bytes, tuple[bytes, ...]] = {}
+        self._trial_ready: dict[bytes, int] = {}
         self._work_free_ms = 0
         self._check_free_ms = 0
         self._wakes: set[int] = set()
@@ -122,6 +127,8 @@ class Machine(Agent):
             actions += self.play(view, game)
         for output in view.keeping(self.address):
             actions += self.keep(view, output)
+        if view.parameters.trial_ms:
+            actions += self.trials(view)
         return actions
 
     def wake_ms(self) -> Iterable[int]:
@@ -190,9 +197,11 @@ class Machine(Agent):
                 return [view.open(self.address, self.made[duty.task, duty.window], duty.segments)]
 
     def _prepare(self, view: View, task: bytes) -> None:
-        if task not in self._prepared and self.prepares():
-            self._prepared.add(task)
-            self.spent += self.costs.cost(view.fetch_units(view.job(task)))
+        record, job = view.task(task), view.job(task)
+        known = record.group[:-1] or task  # seats of a group have the same inputs
+        if known not in self._prepared and self.prepares():
+            self._prepared.add(known)
+            self.spent += self.costs.cost(view.fetch_units(job))
 
     def _compute(self, view: View, duty: WorkDuty) -> list[Action]:
         job, number = view.job(duty.task), duty.window
@@ -259,6 +268,48 @@ class Machine(Agent):
                     return []
                 self.off.received.add(place)
                 return [view.receive_custody(self.address, duty)]
+
+    # A machine in a speed trial, and its verifier
+
+    def trial_rate(self, _view: View) -> int:
+        """Return at which rate it does the links of a trial, or seems to."""
+        return self.costs.rate
+
+    def link(self, _machine: bytes, seed: bytes, before: bytes) -> bytes:
+        """Return the result of a link of a machine's trial, as it says."""
+        return digest(b"sim-link", seed + before)
+
+    def trials(self, view: View) -> list[Action]:
+        """Compute links, show those that are drawn, and judge those of others."""
+        record, actions = view.trial(self.address), list[Action]()
+        if record is None or record.phase is TrialPhase.IDLE:
+            if self.offer.roles & NodeRole.COMPUTE and view.asks_trial(self.address):
+                actions.append(view.ask_trial(self.address))
+        elif record.phase is TrialPhase.RUNNING:
+            actions += self._compute_links(view, record)
+        elif record.phase is TrialPhase.SHOWING and record.seed in self._chains:
+            wanted = positions_of(record.lot, record.links, view.parameters.trial_samples)
+            actions.append(view.show_trial(self.address, show(self._chains[record.seed], wanted)))
+        for other in view.to_judge(self.address):
+            results = [self.link(other.address, other.seed, before) for before, _ in other.shown_links]
+            actions.append(view.judge_trial(self.address, other.address, results))
+        return actions
+
+    def _compute_links(self, view: View, record: TrialRecord) -> list[Action]:
+        trial_ms, seed = view.parameters.trial_ms, record.seed
+        ready_ms = self._trial_ready.setdefault(seed, view.time_ms + trial_ms)
+        if view.time_ms < ready_ms:
+            self.wait(ready_ms)
+            return []
+        if seed in self._chains:
+            return []
+        count = self.trial_rate(view) * trial_ms // 1000 // link_units(record.width)
+        states = [first_state(seed)]
+        for _ in range(max(1, min(count, LINKS_MAX))):
+            states.append(next_state(states[-1], self.link(self.address, seed, states[-1])))
+        self._chains[seed] = tuple(states)
+        amount = 2 * view.parameters.trial_fee
+        return [view.commit_trial(self.address, len(states) - 1, root_of(states), amount)]
 
     # A verifier
 
@@ -341,6 +392,8 @@ class Requester(Agent):
     """An honest requester: it posts its jobs, goes on after a pause, and waits."""
 
     RESUMES_MAX = 2
+    from_height = 0
+    """It posts nothing before."""
 
     def __init__(self, account: Account, jobs: Sequence[JobSpec], off: OffChain) -> None:
         super().__init__(account)
@@ -348,15 +401,21 @@ class Requester(Agent):
         self.tasks: Final[list[bytes]] = []
         self._jobs = list(jobs)
         self._resumes: dict[bytes, int] = {}
+        self._looks_ms: int | None = None
 
     def act(self, view: View) -> list[Action]:
         """Post what is left to post; resume what pauses."""
-        if (
-            view.height < view.parameters.draw_blocks
-        ):  # the bonds of machines count from the next epoch of draws on
+        is_early = view.height < self.from_height
+        self._looks_ms = view.time_ms + 1 if is_early else None
+        # The bonds of machines count from the next epoch of draws on.
+        if is_early or view.height < view.parameters.draw_blocks:
             return []
         known = tuple(self.tasks)
         return self._post(view) + [action for task in known for action in self.tend(view, task)]
+
+    def wake_ms(self) -> Iterable[int]:
+        """Look at each block until it posts."""
+        return () if self._looks_ms is None else (self._looks_ms,)
 
     def _post(self, view: View) -> list[Action]:
         # First among its transactions of the block: the id of a task has the nonce in it.

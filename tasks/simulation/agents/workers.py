@@ -192,6 +192,8 @@ class Quitter(Machine):
     reason = Reason.WORKER_LEFT
     is_silent = False
     """Whether it lets the deadline pass instead of saying so."""
+    from_window = 0
+    """The first window at which it leaves."""
     rate = 1.0
     """Share of its tasks that it leaves."""
 
@@ -203,7 +205,8 @@ class Quitter(Machine):
     def _is_left(self, duty: WorkDuty) -> bool:
         if duty.task not in self._leaves:
             self._leaves[duty.task] = self._dice.chance(self.rate)
-        return self._leaves[duty.task] and duty.action == self.place
+        is_here = duty.action == self.place and duty.window >= self.from_window
+        return self._leaves[duty.task] and is_here
 
     def leaves(self, view: View, duty: WorkDuty) -> Reason | None:
         """Leave at the chosen place."""

@@ -259,7 +259,7 @@ def test_a_spare_that_is_called_and_does_not_start_loses_what_it_had_earned() ->
     assert earned == 0
 
 
-def test_spares_that_are_not_called_are_paid_for_windows_and_for_their_preparation() -> None:
+def test_spares_that_are_not_called_are_paid_for_windows_and_not_for_their_word_that_they_have_prepared() -> None:
     world = market(4)
     group = create(world, 3, 1, job=LONG)
     run(world, group)
@@ -271,8 +271,9 @@ def test_spares_that_are_not_called_are_paid_for_windows_and_for_their_preparati
     budget = spare_budget(LONG, QUICK)
     assert len(paid) == 1
     assert 0 < paid[0].amount <= budget.total
-    window = LONG.window_units(0) * spare.price_per_tera_unit // 10**12
-    assert paid[0].amount > window * QUICK.group_standby_bps // 10_000, "more than one window's part"
+    windows = 30 - spare.own_from
+    price = LONG.window_units(0) * windows * spare.price_per_tera_unit // 10**12
+    assert paid[0].amount == price * QUICK.group_standby_bps // 10_000 // 3
 
 
 def test_a_spare_that_leaves_is_not_replaced_and_earns_nothing() -> None:

@@ -26,7 +26,7 @@ from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT, absent
 from tasks.simulation.search import Job, Score, best, evaluate, settings_of
 from tasks.simulation.stage import (
-    COST,
+    COMMON,
     FUNDS,
     Outcome,
     Setting,
@@ -191,7 +191,7 @@ def test_each_rule_has_an_aimed_strategy_with_values_that_its_space_has() -> Non
         assert rule.aims, rule.name
         for aim in rule.aims:
             space = BY_NAME[aim.strategy].space
-            assert all(value in space[name] for name, value in aim.setting.items() if name != COST), (
+            assert all(value in space[name] for name, value in aim.setting.items() if name not in COMMON), (
                 rule.name,
                 aim,
             )
