@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from node.cli.files import read_text
+from node.home.paths import Home
 
 if TYPE_CHECKING:
     from tasks.requests.reading import JobFile
@@ -16,8 +17,25 @@ FILE_BYTES_MAX: Final = 1 << 16
 EXPECTED: Final = "a job in YAML (`dekube templates` shows some)"
 
 
-def read_job(file: Path) -> JobFile:
-    """Return what a file asks for. Raises ConfigError, and RequestInvalid, which names file and line."""
+def read_job(file: Path, home: Home | None = None) -> JobFile:
+    """Return what a file asks for; its model may be one of ``home`` by name.
+
+    Raises ConfigError, and RequestInvalid, which names file and line.
+    """
     from tasks.requests.reading import read_file  # with NumPy, which other commands do without
 
-    return read_file(read_text(file, FILE_BYTES_MAX, EXPECTED), str(file))
+    found = read_file(read_text(file, FILE_BYTES_MAX, EXPECTED), str(file))
+    if home is None:
+        return found
+    model = _named_model(found.request.model, file, home)
+    return found._replace(request=found.request._replace(model=model))
+
+
+def _named_model(model: str, file: Path, home: Home) -> str:
+    """Return the path of a model of the home, where ``model`` is a bare name and no file beside the job file."""
+    place = Path(model)
+    if place.parent != file.parent or place.exists():
+        return model
+    from node.home.models import find_model
+
+    return str(find_model(home, place.name) or model)

@@ -136,7 +136,7 @@ class _Unposted(NamedTuple):
     terms: Terms = Terms()
 
 
-def _job(client: Client, recipe: _Recipe, *, has_custody: bool) -> _Unposted:
+def _job(session: Session, client: Client, recipe: _Recipe, *, has_custody: bool) -> _Unposted:
     """Return the job, of which nothing is uploaded yet."""
     if recipe.spec_file is not None:
         return _Unposted(read_spec(recipe.spec_file))
@@ -144,7 +144,7 @@ def _job(client: Client, recipe: _Recipe, *, has_custody: bool) -> _Unposted:
         most = show_amount(PRICE_MAX)
         raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
     if recipe.job_file is not None:
-        return _job_of_file(client, recipe, recipe.job_file, has_custody=has_custody)
+        return _job_of_file(session, client, recipe, recipe.job_file, has_custody=has_custody)
     seed = _seed(recipe.seed)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
@@ -179,9 +179,9 @@ def _seed(text: str | None) -> bytes:
     return digest(b"task-seed", text.encode()) if text else secrets.token_bytes(HASH_BYTES)
 
 
-def _job_of_file(client: Client, recipe: _Recipe, file: Path, *, has_custody: bool) -> _Unposted:
+def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, *, has_custody: bool) -> _Unposted:
     """Return the job of a file; options of the command line come before its terms."""
-    terms, request = read_job(file)
+    terms, request = read_job(file, session.home)
     price = recipe.max_price if recipe.max_price is not None else terms.max_price
     match_ms = recipe.match_s * 1000 if recipe.match_s is not None else terms.match_ms
     made = make_job(
@@ -251,7 +251,7 @@ def quote(
     if not (recipe.seed or recipe.spec_file or recipe.job_file):  # the command that posts it names it
         recipe = recipe._replace(seed=secrets.token_hex(8))
     with session.client() as client:
-        raw, made, terms = _job(client, recipe, has_custody=True)
+        raw, made, terms = _job(session, client, recipe, has_custody=True)
         quoted = client.quote_job(decode_spec(raw))
     job, amounts = quoted.spec, quoted.amounts
     kept = terms.custody is not False
@@ -456,7 +456,7 @@ def create(
     """
     key = session.key()
     with session.client() as client:
-        raw, made, terms = _job(client, recipe, has_custody=is_kept is not False)
+        raw, made, terms = _job(session, client, recipe, has_custody=is_kept is not False)
         is_kept = terms.custody if is_kept is None else is_kept
         spec = decode_spec(raw)
         plain = None

@@ -7,18 +7,21 @@ from pathlib import Path
 import click
 
 from node.cli.arguments import PathName
+from node.cli.options import home_option
 from node.cli.output import json_option, show_fields
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.told import told_job
+from node.home.paths import Home
 
 __all__ = ["validate"]
 
 
 @click.command()
+@home_option
 @click.argument("file", type=PathName(), metavar="FILE")
 @click.option("--fields", "fields_only", is_flag=True, help="Check the file alone, not its model and data.")
 @json_option
-def validate(file: Path, fields_only: bool, as_json: bool) -> None:
+def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
     """Check a job file, its model and its data on this machine; nothing is sent.
 
     An error names file, line and remedy. The exit status is 1 then.
@@ -30,7 +33,7 @@ def validate(file: Path, fields_only: bool, as_json: bool) -> None:
     from rpc.client.jobs import make_job
     from tasks.requests.reading import kind_of
 
-    request = read_job(file).request
+    request = read_job(file, home).request
     answer = {"file": str(file), "kind": kind_of(request)}
     if not fields_only:
         made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)

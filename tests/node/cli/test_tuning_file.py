@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from node.cli.tasks.job_file import read_job
+from node.home.models import add_model
+from node.home.paths import Home
 from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
 from tasks.engines.input_blobs import check_tensors
@@ -143,3 +145,19 @@ def test_text_without_a_tokeniser_is_refused_with_what_to_install_or_add(folder:
         ConfigError, match=r"tokenizers is not installed: pip install|tokenizer.json: not readable"
     ):
         made(folder)
+
+
+def test_a_model_of_the_home_is_found_by_its_name_unless_a_file_beside_the_job_has_it(tmp_path: Path) -> None:
+    home, made, jobs = Home(tmp_path / "home"), tmp_path / "Made", tmp_path / "jobs"
+    made.mkdir()
+    jobs.mkdir()
+    write_folder(made, TINY)
+    add_model(home, str(made), "tiny")
+    file = jobs / "tune.yaml"
+    for model, place in (("tiny", home.root / "models" / "tiny"), ("./tiny/x", jobs / "tiny" / "x"),
+                         ("other", jobs / "other")):  # fmt: skip
+        file.write_text(f"kind: finetune\nmodel: {model}\ndata: rows.jsonl\n", encoding="utf-8")
+        assert Path(read_job(file, home).request.model) == place
+    (jobs / "tiny").mkdir()
+    file.write_text("kind: finetune\nmodel: tiny\ndata: rows.jsonl\n", encoding="utf-8")
+    assert Path(read_job(file, home).request.model) == jobs / "tiny"
