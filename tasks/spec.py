@@ -154,12 +154,16 @@ class JobSpec(NamedTuple):
         return sum(given.size_bytes for given in self.inputs())
 
     def model_bytes(self) -> int:
-        """Return the bytes of the job's frozen model; 0 if it has none."""
-        return sum(given.size_bytes for given in self.inputs() if given.kind is SourceKind.MODEL)
+        """Return the bytes of the job's frozen model, and of its adapters; 0 if it has none."""
+        return sum(given.size_bytes for given in self.inputs() if given.kind is not SourceKind.DATA)
 
     def model_root(self) -> bytes:
         """Return the root of the job's frozen model; empty if it has none."""
         return b"".join(given.root for given in self.inputs() if given.kind == SourceKind.MODEL)
+
+    def adapter_root(self) -> bytes:
+        """Return the root of the state with the model's adapters; empty if it has none."""
+        return b"".join(given.root for given in self.inputs() if given.kind == SourceKind.ADAPTER)
 
     @property
     def windows(self) -> int:

@@ -16,7 +16,7 @@ from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, RateSchedule, RowSet
-from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
@@ -157,6 +157,19 @@ def _generated(top: Mapping[str, Any]) -> GeneratePart:
             _text(decoding["name"], "decoding.name"), _number(decoding["new_tokens"], "decoding.new_tokens"),
             tuple(_number(end, "decoding.ends") for end in decoding["ends"]),
         ),
+        None if top["adapter"] is None else _adapter(top["adapter"]),
+    )  # fmt: skip
+
+
+def _adapter(value: Any) -> TunedAdapter:
+    found = _fields(value, "adapter", set(TunedAdapter._fields))
+    if not isinstance(found["targets"], list):
+        raise ConfigError("adapter.targets: not a list of names")
+    return TunedAdapter(
+        _hash(found["blob"], "adapter.blob"), _hash(found["root"], "adapter.root"),
+        _number(found["rank"], "adapter.rank"), _number(found["alpha"], "adapter.alpha"),
+        tuple(_text(target, "adapter.targets") for target in found["targets"]),
+        _number(found["step"], "adapter.step"),
     )  # fmt: skip
 
 

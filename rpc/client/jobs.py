@@ -28,7 +28,7 @@ from state.primitives.transactions import decode_transaction
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from tasks.models.generating import GeneratingJob
+    from tasks.models.generating import GeneratingJob, Tuned
     from tasks.models.jobs import TuningJob
     from tasks.requests.reading import Request
     from tasks.spec import JobSpec
@@ -66,9 +66,11 @@ class SignedJob(NamedTuple):
 
 def make_job(
     request: Request, *, seed: bytes, max_price_per_tera_unit: int, match_ms: int = MATCH_MS,
-    data: bytes | None = None,
+    data: bytes | None = None, tuned: Tuned | None = None,
 ) -> MadeJob:  # fmt: skip
     """Return the job of a request, with its blobs; ``data`` is taken instead of the file of that name.
+
+    ``tuned`` is the result of the task that the request names as ``adapter``: what ``result`` gives.
 
     It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
@@ -90,7 +92,9 @@ def make_job(
     try:
         with open_model(Path(request.model)) as opened:
             if isinstance(request, GeneratingRequest):
-                job = make_generating(opened, rows, request.settings, **terms)  # type: ignore[arg-type]
+                if request.adapter is not None and tuned is None:
+                    raise RequestInvalid("the result of its task is needed", file=request.file, field="adapter")
+                job = make_generating(opened, rows, request.settings, tuned=tuned, **terms)  # type: ignore[arg-type]
             else:
                 job = make_tuning(opened, rows, request.settings, **terms)  # type: ignore[arg-type]
         decode_spec(encode_spec(job.spec))
@@ -131,8 +135,9 @@ def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
 
 
 def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
-    """Return the contents that workers of a job fetch."""
-    return job.model, job.rows
+    """Return the contents that workers of a job fetch; the last are its rows."""
+    adapter = getattr(job, "adapter", b"")
+    return (job.model, adapter, job.rows) if adapter else (job.model, job.rows)
 
 
 def put_contents(

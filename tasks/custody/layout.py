@@ -15,7 +15,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, siblings_of
 from tasks.custody.errors import ChunkInvalid
-from tasks.engines.state import StatePlan
+from tasks.engines.state import StatePlan, state_size, step_size
 from tasks.programs.states import tensor_leaf
 from tasks.programs.tensors import LEAF_BYTES, TensorType, leaf_size
 
@@ -87,27 +87,6 @@ class StateLayout:
             head = b""
         self.size = at
         """Bytes of the encoding."""
-
-
-def state_size(plan: StatePlan, step: int) -> int:
-    """Return the bytes of the encoding of a state after ``step`` steps."""
-    count = size = 0
-    for times, name, kind in plan.alike():
-        count += times
-        size += times * (1 + _head_size(len(name)) + len(name) + _head_size(kind.size_bytes) + kind.size_bytes)
-    return step_size(step) + _head_size(count) + size
-
-
-def step_size(step: int) -> int:
-    """Return the bytes of the encoding of a state that name its step."""
-    return len(encode([_VERSION, step, []])) - 1
-
-
-def _head_size(number: int) -> int:
-    """Return the bytes of the head of an item of that length (RFC 8949)."""
-    if number < _HEAD_ONE_BYTE:
-        return 1
-    return 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5 if number < 1 << 32 else 9
 
 
 def _bytes_head(size: int) -> bytes:

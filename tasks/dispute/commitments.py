@@ -67,7 +67,8 @@ class Question(NamedTuple):
     """What a dispute is about: one segment of one window, as its worker committed to it.
 
     ``start`` is not disputed; the window's verdict names the segment. ``end`` is what the accused claims after the
-    last step. ``data`` is the root of the task's data, ``seed`` the job's, ``model`` the root of its frozen model.
+    last step. ``data`` is the root of the task's data, ``seed`` the job's, ``model`` the root of its frozen model,
+    ``adapter`` that of the state with the model's adapters.
     ``diverged`` is what the accused claims of the last step if that diverges: then ``end`` stands for it.
     """
 
@@ -80,6 +81,7 @@ class Question(NamedTuple):
     end: StepRecord
     model: bytes = b""
     diverged: Divergence | None = None
+    adapter: bytes = b""
 
     def store_at(self, place: int) -> int | None:
         """Return the store with which a step, by its place in the segment, is claimed to diverge."""
@@ -174,6 +176,11 @@ class StepTrace:
         """Tree of the frozen model."""
         return MerkleTree(self._source_leaves(SourceKind.MODEL))
 
+    @cached_property
+    def adapter_tree(self) -> MerkleTree:
+        """Tree of the state with the model's adapters."""
+        return MerkleTree([step_leaf(self.program.adapter_step), *self._source_leaves(SourceKind.ADAPTER)])
+
     def _source_leaves(self, kind: SourceKind) -> list[bytes]:
         named = sorted(
             (source.key, number) for number, source in enumerate(self.program.sources) if source.kind == kind
@@ -205,6 +212,8 @@ class StepTrace:
                 return self.data_tree.siblings(position)
             case PlaceKind.MODEL:
                 return self.model_tree.siblings(position)
+            case PlaceKind.ADAPTER:
+                return self.adapter_tree.siblings(position + 1)
             case PlaceKind.TRACE:
                 return self.trace_tree.siblings(position)
             case PlaceKind.PROBE:

@@ -18,7 +18,7 @@ from tasks.dispute.moves import TensorOpening
 from tasks.programs.divergence import diverged_place
 from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Context, FoldOperator, Operator, Read
-from tasks.programs.program import Call, Place, PlaceKind, Program, SourceKind
+from tasks.programs.program import Call, Place, PlaceKind, Program
 from tasks.programs.states import tensor_leaf
 from tasks.programs.tensors import Number, TensorType, leaf_of, pack_values, unpack_leaf
 
@@ -112,10 +112,12 @@ def tensor_is_under(
         case PlaceKind.TRACE:
             proof = MerkleProof(position, bound.traced(program), siblings)
             return verify_merkle_proof(bound.trace_root, root, proof)
-        case PlaceKind.BEFORE:
-            count = 1 + program.count(SourceKind.STATE)
-            leaf = tensor_leaf(program.sources[tensor].key, program.types[tensor], root)
-            return verify_merkle_proof(bound.state_before, leaf, MerkleProof(position + 1, count, siblings))
+        case PlaceKind.BEFORE | PlaceKind.ADAPTER:
+            source = program.sources[tensor]
+            leaf = tensor_leaf(source.key, program.types[tensor], root)
+            state = bound.state_before if kind == PlaceKind.BEFORE else question.adapter
+            proof = MerkleProof(position + 1, 1 + program.count(source.kind), siblings)
+            return verify_merkle_proof(state, leaf, proof)
         case PlaceKind.DATA | PlaceKind.MODEL:
             source = program.sources[tensor]
             leaf = tensor_leaf(source.key, program.types[tensor], root)

@@ -54,7 +54,7 @@ class SegmentRun:
         secret: bytes | None = None, claimed: Divergence | None = None, kept_states: int = KEPT_STATES_MAX,
         on_step: Callable[[int], None] | None = None, kept_bytes: int = KEPT_BYTES,
     ) -> None:  # fmt: skip
-        """Run it. ``state``, ``data`` and ``model`` are contents of tensors by name.
+        """Run it. ``state``, ``data`` and ``model``, with its adapters, are contents of tensors by name.
 
         Raises SourceInvalid, StoreDiverged.
 
@@ -72,7 +72,11 @@ class SegmentRun:
         self._arrays, self._seed = arrays, seed
         self._runner = Runner(program, arrays)
         self._data = self._runner.load(SourceKind.DATA, data)
-        self._model = self._runner.load(SourceKind.MODEL, model or {})
+        self._model = {
+            name: tensor
+            for kind in (SourceKind.MODEL, SourceKind.ADAPTER)
+            for name, tensor in self._runner.load(kind, model or {}).items()
+        }
         self._kept_bytes = kept_bytes
         self._every = -(-steps // min(kept_states, KEPT_STATES_MAX))
         self._mark = None if secret is None else _mark(secret)

@@ -170,7 +170,7 @@ class ChainView:
                 return self._own.root(tensor) if shown is None else shown[-HASH_BYTES:]
             case PlaceKind.PROBE:
                 return self._probe_root
-            case PlaceKind.BEFORE | PlaceKind.DATA | PlaceKind.MODEL:
+            case PlaceKind.BEFORE | PlaceKind.DATA | PlaceKind.MODEL | PlaceKind.ADAPTER:
                 return self._own.root(tensor)
 
     def path(self, tensor: int) -> tuple[bytes, ...]:

@@ -21,7 +21,7 @@ from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
-from tasks.programs.llama_shape import weight_tensors
+from tasks.programs.llama_shape import adapter_tensors, weight_tensors
 from tasks.programs.operators.decoding import stored_element
 from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SUM_BITS
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
@@ -81,7 +81,7 @@ def _computation(shape: LlamaShape, run: Pass) -> Computation:
 
 
 class Generator(Steps):
-    """One run of ``plan`` over prompts and a model, given as contents by name, standing at ``state``."""
+    """One run of ``plan`` over prompts and a model with its adapters, given as contents by name."""
 
     def __init__(
         self, plan: GeneratingPlan, model: Mapping[str, bytes], data: Mapping[str, bytes], arrays: Arrays,
@@ -94,7 +94,7 @@ class Generator(Steps):
         """
         plan.check()
         runner = Runner(plan.program, arrays)
-        held = runner.load(SourceKind.MODEL, model)
+        held = runner.load(SourceKind.MODEL, model) | runner.load(SourceKind.ADAPTER, model)
         if wide:
             held = {name: arrays.to_doubles(values) for name, values in held.items()}
         try:
@@ -174,11 +174,13 @@ class Generator(Steps):
     def _pass(self, tokens: np.ndarray, place: int) -> tuple[Array, ...]:
         """Return logits, choices and the cache after one pass over ``tokens``, a row for each sequence."""
         shape, arrays = self._shape, self._arrays
-        run = Pass(shape.batch, tokens.shape[1], shape.places)
+        run = Pass(shape.batch, tokens.shape[1], shape.places, adapter=shape.adapter)
         weights = [self._model[name] for name in weight_tensors(shape.model)]
         cache = [self._state[f"cache/{name}"] for name in self._cache_names()]
         columns = [tokens.reshape(-1, 1), np.full((shape.batch, 1), place)]
         loaded = [arrays.load(column.astype(np.float64)) for column in columns]
+        if shape.adapter is not None:
+            cache += [self._model[name] for name in adapter_tensors(shape.model, shape.adapter)]
         runner = ResultRunner(_computation(shape.model, run), arrays)
         return runner.run([*weights, *loaded, *cache], self._context())
 

@@ -9,8 +9,10 @@ from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.tuning_plan import COSTS_HELD_MAX, MODEL_BYTES_MAX
+from tasks.engines.tuning_plan import COSTS_HELD_MAX, MODEL_BYTES_MAX, TuningPlan
+from tasks.programs.adamw import Rates
 from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneRates
 from tasks.programs.generate import (
     MADE,
     GenerateShape,
@@ -20,6 +22,7 @@ from tasks.programs.generate import (
     marked_program,
     prompt_tensors,
     state_tensors,
+    tuned_shape,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
@@ -94,6 +97,13 @@ class GeneratingPlan:
             return _program(self.shape)
         except ProgramInvalid as error:
             raise UnsupportedJob(str(error)) from None
+
+    @cached_property
+    def adapter_plan(self) -> TuningPlan | None:
+        """What the state with the model's adapters follows from; only its layout counts. Raises UnsupportedJob."""
+        if self.shape.adapter is None:
+            return None
+        return TuningPlan(tuned_shape(self.shape.model, self.shape.adapter), FinetuneRates(Rates(1)), bytes(32))
 
     @property
     def step_units(self) -> int:

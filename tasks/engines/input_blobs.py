@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tasks.engines.errors import DatasetInvalid
+from tasks.engines.errors import DatasetInvalid, StateInvalid
+from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.state import TrainingState
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.generate import GenerateShape, prompt_tensors
-from tasks.programs.llama_shape import weight_tensors
+from tasks.programs.llama_shape import model_bytes, weight_tensors
 from tasks.programs.states import data_root
 from tasks.programs.tensors import TensorType, tensor_root
 
 __all__ = [
     "MODEL_SENT_BYTES_MAX",
+    "check_adapter",
     "check_tensors",
     "join_tensors",
     "model_root",
+    "read_adapter",
     "read_model",
     "read_rows",
     "rows_root",
@@ -83,8 +87,30 @@ def rows_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes
 
 
 def read_model(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
-    """Return the tensors of a job's frozen model. Raises DatasetInvalid."""
-    return split_tensors(weight_tensors(shape.model), blob)
+    """Return the tensors of a job's frozen model, and of its adapters. Raises DatasetInvalid."""
+    if isinstance(shape, FinetuneShape) or shape.adapter is None:
+        return split_tensors(weight_tensors(shape.model), blob)
+    size = model_bytes(shape.model)
+    return {**split_tensors(weight_tensors(shape.model), blob[:size]), **read_adapter(shape, blob[size:]).tensors}
+
+
+def read_adapter(shape: GenerateShape, blob: bytes) -> TrainingState:
+    """Return the state with the adapters of a job's model. Raises DatasetInvalid."""
+    plan = GeneratingPlan(shape, bytes(32)).adapter_plan
+    if plan is None:
+        raise DatasetInvalid("adapters of a job that has none")
+    try:
+        return TrainingState.decode(blob, plan)
+    except StateInvalid as error:
+        raise DatasetInvalid(f"its adapters: {error}") from None
+
+
+def check_adapter(shape: GenerateShape, root: bytes, blob: bytes) -> None:
+    """Return if a blob holds the state of a root, after as many steps as the job says. Raises DatasetInvalid."""
+    state, plan = read_adapter(shape, blob), GeneratingPlan(shape, bytes(32)).adapter_plan
+    assert plan is not None and shape.adapter is not None
+    if state.step != shape.adapter.step or state.root(plan) != root:
+        raise DatasetInvalid("its adapters are not those the job names")
 
 
 def model_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes]) -> bytes:

@@ -15,10 +15,11 @@ from tasks.engines.errors import StateInvalid
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["StatePlan", "TrainingState"]
+__all__ = ["StatePlan", "TrainingState", "head_size", "state_size", "step_size"]
 
 STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
+_HEAD_ONE_BYTE: Final = 24
 _ITEMS: Final = 4
 """The state itself, its version, its step, its tensors: no stranger's bytes make more objects than a state has."""
 _TENSOR_ITEMS: Final = 3
@@ -82,3 +83,24 @@ class TrainingState:
         return state_root(
             self.step, {name: (kind, tensor_root(kind, self.tensors[name])) for name, kind in types.items()}
         )
+
+
+def state_size(plan: StatePlan, step: int) -> int:
+    """Return the bytes of the encoding of a state after ``step`` steps."""
+    count = size = 0
+    for times, name, kind in plan.alike():
+        count += times
+        size += times * (1 + head_size(len(name)) + len(name) + head_size(kind.size_bytes) + kind.size_bytes)
+    return step_size(step) + head_size(count) + size
+
+
+def step_size(step: int) -> int:
+    """Return the bytes of the encoding of a state that name its step."""
+    return len(encode([_VERSION, step, []])) - 1
+
+
+def head_size(number: int) -> int:
+    """Return the bytes of the head of an item of that length (RFC 8949)."""
+    if number < _HEAD_ONE_BYTE:
+        return 1
+    return 2 if number < 1 << 8 else 3 if number < 1 << 16 else 5 if number < 1 << 32 else 9

@@ -204,7 +204,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
         raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
     trainer, evaluate = make_run(
         arrays, job.plan, state, order.dataset, order.model, dataset_root=job.dataset_root,
-        root_of_model=job.model_root,
+        root_of_model=job.model_root, root_of_adapter=job.adapter_root,
     )  # fmt: skip
     pulse = _Pulse(link)
     while trainer.step < order.step_to:

@@ -35,7 +35,7 @@ from tasks.programs.divergence import Divergence, diverged_root, divergence_from
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape
 from tasks.programs.generate import GenerateShape
-from tasks.programs.llama_shape import LlamaShape, model_bytes
+from tasks.programs.llama_shape import Adapter, LlamaShape, model_bytes
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -73,12 +73,17 @@ class Job:
     window_steps: int
     model_root: bytes = b""
     """Root of the frozen model of a job that has one."""
+    adapter_root: bytes = b""
+    """Root of the state with the model's adapters, of a job that has some."""
 
     def __post_init__(self) -> None:
         if len(self.dataset_root) != 32 or len(self.init_root) != 32:
             raise UnsupportedJob("roots of 32 bytes")
         if len(self.model_root) != (HASH_BYTES if isinstance(self.plan, FrozenPlan) else 0):
             raise UnsupportedJob("a root of a model where there is one")
+        is_tuned = isinstance(self.plan, GeneratingPlan) and self.plan.shape.adapter is not None
+        if len(self.adapter_root) != (HASH_BYTES if is_tuned else 0):
+            raise UnsupportedJob("a root of adapters where there are some")
         if isinstance(self.plan, FrozenPlan) and model_bytes(self.plan.shape.model) > MODEL_SENT_BYTES_MAX:
             raise UnsupportedJob(f"this executor takes models of {MODEL_SENT_BYTES_MAX} bytes at most")
         if not 1 <= self.segment_steps <= self.window_steps <= self.total_steps < STEPS_MAX:
@@ -92,7 +97,7 @@ class Job:
         plan = spec.plan()
         if not isinstance(plan, TrainingPlan | FrozenPlan):
             raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
-        return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root())
+        return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root(), spec.adapter_root())
 
     @property
     def segments(self) -> int:
@@ -121,7 +126,8 @@ class Job:
             made = plan.shape
             return encode([
                 3, [int(value) for value in astuple(made.model)], [made.batch, made.rows, made.length, made.new],
-                list(made.ends), plan.seed, self.model_root, *rest,
+                list(made.ends), _adapter_value(made.adapter), plan.seed, self.model_root, self.adapter_root,
+                *rest,
             ])  # fmt: skip
         shape, rates = plan.shape, plan.rates
         return encode([
@@ -165,19 +171,19 @@ class Job:
                 tuned = TuningPlan(shape, rates, seed)
                 return cls(tuned, dataset_root, init_root, total, segment, window, model_root)
             case [
-                3, list(model), list(rows), list(ends), bytes(seed), bytes(model_root), bytes(dataset_root),
-                bytes(init_root), int(total), int(segment), int(window),
+                3, list(model), list(rows), list(ends), list(adapter), bytes(seed), bytes(model_root),
+                bytes(adapter_root), bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
             ] if (
                 _are_integers(model, 12) and _are_integers(rows, 4) and _are_integers(ends, len(ends))
                 and set(model[-2:]) <= {0, 1}
             ):  # fmt: skip
                 try:
                     batch, count, length, new = rows
-                    made = GenerateShape(_llama(model), batch, count, length, new, tuple(ends))
+                    made = GenerateShape(_llama(model), batch, count, length, new, tuple(ends), _adapter(adapter))
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
                 decoded = GeneratingPlan(made, seed)
-                return cls(decoded, dataset_root, init_root, total, segment, window, model_root)
+                return cls(decoded, dataset_root, init_root, total, segment, window, model_root, adapter_root)
             case _:
                 raise DecodeError("not a job")
 
@@ -185,6 +191,20 @@ class Job:
 def _llama(fields: list[Any]) -> LlamaShape:
     """Return a model's shape. Raises ProgramInvalid."""
     return replace(LlamaShape(*fields[:-2]), tied=bool(fields[-2]), biased=bool(fields[-1]))
+
+
+def _adapter_value(adapter: Adapter | None) -> list[Value]:
+    return [] if adapter is None else [adapter.rank, adapter.alpha, list(adapter.targets), adapter.step]
+
+
+def _adapter(value: list[Any]) -> Adapter | None:
+    """Return the adapters of a job. Raises DecodeError."""
+    match value:
+        case []:
+            return None
+        case [int(rank), int(alpha), list(targets), int(step)] if all(type(one) is str for one in targets):
+            return Adapter(rank, alpha, tuple(targets), step)
+    raise DecodeError("not adapters")
 
 
 def _are_integers(values: list[Any], count: int) -> bool:

@@ -9,13 +9,14 @@ from tasks.engines.arrays import Arrays
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid
 from tasks.engines.generating_plan import GeneratingPlan
-from tasks.engines.input_blobs import model_root, read_model, read_rows, rows_root
+from tasks.engines.input_blobs import check_adapter, model_root, read_model, read_rows, rows_root
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.engines.training import Evaluation, Trainer, initial_state
 from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.programs.errors import SourceInvalid
+from tasks.programs.llama_shape import model_bytes
 
 __all__ = ["beginning_of", "contents_of", "make_run"]
 
@@ -28,27 +29,35 @@ def beginning_of(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> TrainingSt
 
 
 def contents_of(
-    plan: TuningPlan | GeneratingPlan, dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes
-) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
-    """Return the tensors of rows and model by name. Raises DatasetInvalid where blobs have other roots."""
+    plan: TuningPlan | GeneratingPlan, dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes,
+    root_of_adapter: bytes,
+) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:  # fmt: skip
+    """Return the tensors of rows, and of model and adapters, by name.
+
+    Raises DatasetInvalid where blobs have other roots.
+    """
     rows, weights = read_rows(plan.shape, dataset), read_model(plan.shape, model)
     if rows_root(plan.shape, rows) != dataset_root:
         raise DatasetInvalid("the rows are not those the job names")
     if model_root(plan.shape, weights) != root_of_model:
         raise DatasetInvalid("the model is not the one the job names")
+    if root_of_adapter and isinstance(plan, GeneratingPlan):
+        check_adapter(plan.shape, root_of_adapter, model[model_bytes(plan.shape.model) :])
     return rows, weights
 
 
 def make_run(
     arrays: Arrays, plan: TrainingPlan | TuningPlan | GeneratingPlan, state: TrainingState, dataset: bytes,
-    model: bytes, *, dataset_root: bytes, root_of_model: bytes,
+    model: bytes, *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
 ) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
     """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
 
     Runs with a frozen model have no test split: they answer none of no questions.
     """
     if isinstance(plan, TuningPlan | GeneratingPlan):
-        roots = {"dataset_root": dataset_root, "root_of_model": root_of_model}
+        roots = {
+            "dataset_root": dataset_root, "root_of_model": root_of_model, "root_of_adapter": root_of_adapter,
+        }  # fmt: skip
         rows, weights = contents_of(plan, dataset, model, **roots)
         try:
             if isinstance(plan, GeneratingPlan):

@@ -27,7 +27,10 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
     data: Mapping[str, bytes]
     model: Mapping[str, bytes] = {}
     if isinstance(plan, TuningPlan | GeneratingPlan):
-        roots = {"dataset_root": spec.dataset.root, "root_of_model": spec.model_root()}
+        roots = {
+            "dataset_root": spec.dataset.root, "root_of_model": spec.model_root(),
+            "root_of_adapter": spec.adapter_root(),
+        }  # fmt: skip
         data, model = contents_of(plan, order.dataset, order.model, **roots)
     else:
         dataset = Dataset.decode(order.dataset, checks_nodes=False)
@@ -52,5 +55,6 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
         end=order.end,
         diverged=order.diverged,
         model=spec.model_root(),
+        adapter=spec.adapter_root(),
     )
     return Player(question, order.side, run.witness())

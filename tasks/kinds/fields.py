@@ -31,13 +31,15 @@ class KindFields:
     """Arrays of integers of any length."""
     names: frozenset[str] = frozenset()
     """Arrays of texts of any length."""
+    optional: frozenset[str] = frozenset()
+    """Inner arrays that may be empty; then none of their fields is there."""
 
     def with_more(self, other: KindFields, at: int) -> KindFields:
         """Return these fields with those of another in between."""
         return KindFields(
             (*self.fields[:at], *other.fields, *self.fields[at:]), {**self.ranges, **other.ranges},
             self.hashes | other.hashes, self.texts | other.texts, self.integers | other.integers,
-            self.names | other.names,
+            self.names | other.names, self.optional | other.optional,
         )  # fmt: skip
 
 
@@ -51,6 +53,8 @@ def fields_by_name(value: Any, kind: KindFields) -> Found:
             raise _fault(f"{name}: {wanted.__name__} expected")
         if not isinstance(item, list):
             found[name] = item
+            continue
+        if not item and name in kind.optional:
             continue
         if len(item) != len(inner):
             raise _fault(f"{name}: {len(inner)} fields expected")

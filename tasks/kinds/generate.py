@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from state.primitives.codec import Value
+from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.input_blobs import check_adapter
+from tasks.engines.state import state_size
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, prompt_tensors
+from tasks.programs.lazy import LazyMapping
+from tasks.programs.llama_shape import Adapter
+from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.program import SourceKind
 
 __all__ = [
@@ -24,6 +30,7 @@ __all__ = [
     "Decoding",
     "GeneratePart",
     "PromptSet",
+    "TunedAdapter",
 ]
 
 KIND_GENERATE: Final = "generate"
@@ -52,6 +59,20 @@ class Decoding(NamedTuple):
     ends: tuple[int, ...]
 
 
+class TunedAdapter(NamedTuple):
+    """The adapters of a tuned model: the state that fine-tuning left after ``step`` steps.
+
+    ``blob`` is the content address of its encoding, and ``root`` its root.
+    """
+
+    blob: bytes
+    root: bytes
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    step: int
+
+
 class GeneratePart(NamedTuple):
     """What a specification of this kind has of its own. ``batch`` prompts are decoded together."""
 
@@ -59,6 +80,7 @@ class GeneratePart(NamedTuple):
     dataset: PromptSet
     batch: int
     decoding: Decoding
+    adapter: TunedAdapter | None = None
 
     @classmethod
     def of(cls, found: Found) -> GeneratePart:
@@ -69,6 +91,7 @@ class GeneratePart(NamedTuple):
             PromptSet(*[found[f"dataset.{field}"] for field in PromptSet._fields]),
             found["batch"],
             Decoding(name, new, tuple(ends)),
+            _adapter_of(found),
         )
 
     @property
@@ -79,7 +102,11 @@ class GeneratePart(NamedTuple):
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
         name, new, ends = self.decoding
-        return [list(self.model), list(self.dataset), self.batch, [name, new, list(ends)]]
+        adapter: list[Value] = []
+        if self.adapter is not None:
+            blob, root, rank, alpha, targets, step = self.adapter
+            adapter = [blob, root, rank, alpha, list(targets), step]
+        return [list(self.model), list(self.dataset), self.batch, [name, new, list(ends)], adapter]
 
     def plan(self, seed: bytes, total_steps: int) -> GeneratingPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -93,34 +120,58 @@ class GeneratePart(NamedTuple):
         return plan
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blobs that a job starts from: its prompts, and the frozen model."""
-        prompts = prompt_tensors(self._shape)
+        """Return the blobs that a job starts from: its prompts, the frozen model, and its adapters."""
+        shape, found = self._shape, list[Input]()
+        prompts = prompt_tensors(shape)
         size = sum(kind.size_bytes for kind in prompts.values())
-        return Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size), self.model.input()
+        found += (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size), self.model.input())
+        if self.adapter is not None:
+            found.append(self._adapter_input(shape, self.adapter))
+        return tuple(found)
+
+    @staticmethod
+    def _adapter_input(shape: GenerateShape, adapter: TunedAdapter) -> Input:
+        plan = GeneratingPlan(shape, bytes(HASH_BYTES)).adapter_plan
+        assert plan is not None
+        return Input(
+            SourceKind.ADAPTER, adapter.blob, adapter.root, LazyMapping(plan.tensors),
+            state_size(plan, adapter.step), partial(check_adapter, shape, adapter.root),
+        )  # fmt: skip
 
     @property
     def _shape(self) -> GenerateShape:
         data, decoding = self.dataset, self.decoding
         return GenerateShape(
-            self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends
-        )
+            self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends,
+            None if self.adapter is None else Adapter(*self.adapter[2:]),
+        )  # fmt: skip
+
+
+def _adapter_of(found: Found) -> TunedAdapter | None:
+    if "adapter.blob" not in found:
+        return None
+    blob, root, rank, alpha, targets, step = (found[f"adapter.{field}"] for field in TunedAdapter._fields)
+    return TunedAdapter(blob, root, rank, alpha, tuple(targets), step)
 
 
 GENERATE_NAMES: Final = (MODEL_LLAMA, DECODING_GREEDY)
 GENERATE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, PromptSet._fields), ("batch", int, ()),
-        ("decoding", list, Decoding._fields),
+        ("decoding", list, Decoding._fields), ("adapter", list, TunedAdapter._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
-        "decoding.new_tokens": (1, INTEGER_MAX),
+        "decoding.new_tokens": (1, INTEGER_MAX), "adapter.step": (0, STEPS_MAX),
+        "adapter.rank": (1, INTEGER_MAX), "adapter.alpha": (1, INTEGER_MAX),
     },
-    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
+    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "decoding.name"}),
     integers=frozenset({"decoding.ends"}),
+    names=frozenset({"adapter.targets"}),
+    optional=frozenset({"adapter"}),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from tasks.programs.program import Program, SourceKind
@@ -31,6 +31,8 @@ class Input(NamedTuple):
     root: bytes
     tensors: Mapping[str, TensorType]
     size_bytes: int
+    check: Callable[[bytes], None] | None = None
+    """Raises DatasetInvalid for another blob than the root is of. None: its tensors stand one after another."""
 
 
 class JobPlan(Protocol):

@@ -39,6 +39,7 @@ def question_of(spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_pr
         seed=spec.seed,
         data=spec.dataset.root,
         model=spec.model_root(),
+        adapter=spec.adapter_root(),
         step_from=step_from,
         steps=step_to - step_from,
         start=StepRecord(opened.state_root_before, WORK_START, 0),

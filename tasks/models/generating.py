@@ -6,20 +6,29 @@ What is wrong is found before the weights are read where it can be, and always b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating import first_state, prompt_contents
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
-from tasks.kinds.generate import DECODING_GREEDY, KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.engines.state import TrainingState
+from tasks.kinds.finetune import FinetunePart
+from tasks.kinds.generate import (
+    DECODING_GREEDY,
+    KIND_GENERATE,
+    Decoding,
+    GeneratePart,
+    PromptSet,
+    TunedAdapter,
+)
 from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of
 from tasks.models.prompts import prompts_of
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import model_bytes, weight_tensors
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
-__all__ = ["GeneratingJob", "GeneratingSettings", "make_generating"]
+__all__ = ["GeneratingJob", "GeneratingSettings", "Tuned", "make_generating"]
 
 BATCH_WANTED: Final = 8
 """Rows that are decoded together at most, where nobody says how many."""
@@ -40,6 +49,18 @@ class GeneratingSettings:
     """0: as for fine-tuning."""
 
 
+class Tuned(Protocol):
+    """What a task of fine-tuning has left: its job, and its state after a final window."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job of fine-tuning."""
+
+    @property
+    def state(self) -> TrainingState:
+        """The state with the adapters."""
+
+
 class GeneratingJob(NamedTuple):
     """A specification, the blobs that it names (``rows`` is that of prompts), and notes for its requester."""
 
@@ -47,13 +68,15 @@ class GeneratingJob(NamedTuple):
     rows: bytes
     model: bytes
     notes: tuple[str, ...]
+    adapter: bytes = b""
+    """The state with the model's adapters, of a tuned model."""
 
 
 def make_generating(
     opened: ModelFiles, data: bytes, settings: GeneratingSettings, *, seed: bytes, max_price_per_tera_unit: int,
-    match_ms: int,
+    match_ms: int, tuned: Tuned | None = None,
 ) -> GeneratingJob:  # fmt: skip
-    """Return the job of a model's files and a file of JSON lines.
+    """Return the job of a model's files and a file of JSON lines. With ``tuned`` the model has its adapters.
 
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
@@ -70,7 +93,7 @@ def make_generating(
     batch, notes = _batch(settings.batch, rows)
     unnamed = GeneratePart(
         base_model(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length), batch,
-        Decoding(DECODING_GREEDY, settings.new_tokens, ends),
+        Decoding(DECODING_GREEDY, settings.new_tokens, ends), None if tuned is None else _adapter(tuned),
     )  # fmt: skip
     total = rows // batch * (length + settings.new_tokens - 1)
     plan = unnamed.plan(seed, total)
@@ -81,15 +104,31 @@ def make_generating(
     data_contents = prompt_contents(plan.shape, [list(one.tokens) for one in prompts])
     prompts_blob = join_tensors(prompt_tensors(plan.shape), data_contents)
     model_blob = join_tensors(weight_tensors(shape), contents)
+    root = model_root(plan.shape, contents)
+    if tuned is not None and tuned.spec.model_root() != root:
+        raise UnsupportedJob("the adapters were trained on another model; name the model of their task")
     part = unnamed._replace(
-        model=base_model(shape, name_of(model_blob), model_root(plan.shape, contents)),
+        model=base_model(shape, name_of(model_blob), root),
         dataset=PromptSet(name_of(prompts_blob), rows_root(plan.shape, data_contents), rows, length),
     )
     spec = JobSpec(
         KIND_GENERATE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
         schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *model.notes))
+    adapter = b"" if tuned is None else tuned.state.encode()
+    return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *model.notes), adapter)
+
+
+def _adapter(tuned: Tuned) -> TunedAdapter:
+    """Return the adapters that a task has left. Raises UnsupportedJob."""
+    part = tuned.spec.part
+    if not isinstance(part, FinetunePart):
+        raise UnsupportedJob(
+            f"a task of kind {tuned.spec.kind} has no adapters; name one that fine-tuned the model"
+        )
+    return TunedAdapter(
+        name_of(tuned.state.encode()), tuned.state.root(tuned.spec.plan()), *part.adapters, tuned.state.step
+    )
 
 
 def _batch(wanted: int, rows: int) -> tuple[int, tuple[str, ...]]:

@@ -76,6 +76,8 @@ class Builder:
         """Return all calls, for these results."""
         return Computation(self._sources, tuple(self._numbers), results, OPERATORS)
 
-    def program(self, stores: Mapping[str, int], probe: int, loss: int) -> Program:
+    def program(self, stores: Mapping[str, int], probe: int, loss: int, *, adapter_step: int = 0) -> Program:
         """Return the program of all calls. Raises ProgramInvalid."""
-        return Program(self._sources, tuple(self._numbers), stores, probe, loss, OPERATORS)
+        return Program(
+            self._sources, tuple(self._numbers), stores, probe, loss, OPERATORS, adapter_step=adapter_step
+        )  # fmt: skip

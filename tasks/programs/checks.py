@@ -15,8 +15,10 @@ from tasks.programs.operators.storage import STORED_EXPONENT_MAX, stored_bounds
 from tasks.programs.program import Call, Computation, Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["check_bounds", "check_computation", "integer_ranges", "store_limit"]
+__all__ = ["ADAPTER_LIMIT", "check_bounds", "check_computation", "integer_ranges", "source_limit", "store_limit"]
 
+ADAPTER_LIMIT: Final = 20
+"""Of matrices of adapters, as of the weights that they change."""
 _EXPONENTS_CHECKED: Final = frozenset({"quantise", "row_sum", "contract"})
 _BYTE_MAX: Final = 255
 _INT16_MAX: Final = (1 << 15) - 1
@@ -36,7 +38,11 @@ def check_bounds(program: Program) -> tuple[Bounds, ...]:
 
 def check_computation(computation: Computation) -> tuple[Bounds, ...]:
     """Return the bounds of each tensor, by number. Raises ProgramInvalid if one could leave the exact range."""
-    return _bounds(computation, [_type_bounds(source.type) for source in computation.sources])
+    found = [
+        stored_bounds(ADAPTER_LIMIT) if _is_matrix(source) else _type_bounds(source.type)
+        for source in computation.sources
+    ]
+    return _bounds(computation, found)
 
 
 def integer_ranges(program: Program | Computation) -> dict[int, Integers]:
@@ -101,9 +107,23 @@ def _check_outputs(program: Program) -> None:
         raise ProgramInvalid(f"the state before the step has no {new[0]}")
 
 
+def source_limit(program: Program, source: Source) -> int:
+    """Return below which power of two the values of a source of binary32 are. Raises ProgramInvalid."""
+    if source.kind == SourceKind.STATE and source.key in program.stores:
+        return store_limit(program, program.stores[source.key])
+    return ADAPTER_LIMIT if _is_matrix(source) else STORED_EXPONENT_MAX
+
+
+def _is_matrix(source: Source) -> bool:
+    """Tell whether a source is a matrix of adapters, not a moment of it."""
+    return source.kind == SourceKind.ADAPTER and source.key.startswith("parameter/")
+
+
 def _source_bounds(program: Program, source: Source) -> Bounds:
     if source.kind == SourceKind.STATE and not source.type.element.is_integer:
         return stored_bounds(store_limit(program, program.stores[source.key]))
+    if _is_matrix(source):
+        return stored_bounds(ADAPTER_LIMIT)
     return _type_bounds(source.type)
 
 

@@ -19,9 +19,18 @@ from typing import Final, NamedTuple
 
 from tasks.programs.adamw import STATE_GROUPS, Rates, adamw
 from tasks.programs.builder import Builder
-from tasks.programs.checks import check_bounds
+from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.llama_layers import NOTHING, Attended, Gated, Layer, Layers, Normed
+from tasks.programs.llama_layers import (
+    NOTHING,
+    TUNED_BITS,
+    TUNED_PAIR_BITS,
+    Attended,
+    Gated,
+    Layer,
+    Layers,
+    Normed,
+)
 from tasks.programs.llama_shape import PROJECTIONS, LlamaShape, projection, weight_tensors
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
@@ -55,17 +64,13 @@ __all__ = [
 
 RANK_MAX: Final = 256
 ALPHA_MAX: Final = 1 << 16
-STEP_BITS: Final = 23
-"""Of activations and gradients that meet weights. With 15 bits a deep model's gradients are a percent off."""
-PAIR_BITS: Final = 20
-"""Width of the products of two of these, and of adapters."""
+STEP_BITS: Final = TUNED_BITS
+PAIR_BITS: Final = TUNED_PAIR_BITS
 HEAD_BITS: Final = 28
 """Width of the gradient by the logits: most of a softmax over a vocabulary is below 2^-20 of its largest."""
 GRADIENT_LIMIT: Final = 60
 CLIPPED_MAX: Final = 448
 """Matrices whose gradients are clipped by their common norm: with each more its bound doubles."""
-ADAPTER_LIMIT: Final = 20
-"""As of the weights that they change."""
 ROW_TOKENS: Final = "tokens"
 PLACES: Final = "places"
 """For each slot of a row the place of the token whose next one is trained; a free slot has the row's length."""

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from tasks.programs import finetune
 from tasks.programs.builder import Builder, Quantised
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneShape
 from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
-from tasks.programs.llama_layers import Layers
-from tasks.programs.llama_shape import BITS, LlamaShape, weight_tensors
+from tasks.programs.llama_layers import TUNED_PAIR_BITS, Layers
+from tasks.programs.llama_shape import BITS, Adapter, LlamaShape, weight_tensors
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX
 from tasks.programs.permutation import COUNT_MAX
 from tasks.programs.program import Program, Source, SourceKind
@@ -40,6 +43,7 @@ __all__ = [
     "marked_program",
     "prompt_tensors",
     "state_tensors",
+    "tuned_shape",
 ]
 
 BATCH_MAX: Final = 4096
@@ -48,11 +52,7 @@ LENGTHS: Final = "lengths"
 """Tokens of each prompt; what stands in its row beyond them is not read."""
 MADE: Final = "tokens"
 """Of the state: column ``p`` has the token after place ``p``."""
-_RANGES: Final = {
-    "keys": (-WIDTHS[BITS].limit, WIDTHS[BITS].limit), "key_exponents": (EXPONENT_MIN, CACHE_EXPONENT_MAX),
-    "values": (-WIDTHS[BITS].limit, WIDTHS[BITS].limit), "value_exponents": (EXPONENT_MIN, CACHE_EXPONENT_MAX),
-}  # fmt: skip
-assert tuple(_RANGES) == CACHE_PARTS
+_EXPONENTS: Final = (EXPONENT_MIN, CACHE_EXPONENT_MAX)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class GenerateShape:
     """What a step's program follows from.
 
     There are ``rows`` prompts of ``length`` tokens at most; ``batch`` of them are decoded together. The longest
-    gets ``new`` tokens, shorter ones more. ``ends`` are tokens, in order. Raises ProgramInvalid.
+    gets ``new`` tokens, shorter ones more. ``ends`` are tokens, in order. A tuned model has an ``adapter``.
+    Raises ProgramInvalid.
     """
 
     model: LlamaShape
@@ -69,6 +70,7 @@ class GenerateShape:
     length: int
     new: int
     ends: tuple[int, ...] = ()
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.new < 1 or self.places > self.model.context:
@@ -84,6 +86,11 @@ class GenerateShape:
             or not all(0 <= t < self.model.vocabulary for t in self.ends)
         ):
             raise ProgramInvalid(f"end tokens: up to {ENDS_MAX} of the vocabulary, in order, each once")
+
+        if self.adapter is not None:
+            tuned_shape(self.model, self.adapter)
+            if not 0 <= self.adapter.step <= STEPS_MAX:
+                raise ProgramInvalid(f"adapters that were trained with {self.adapter.step} steps")
 
     @property
     def places(self) -> int:
@@ -113,6 +120,17 @@ def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
     return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
 
 
+def tuned_shape(model: LlamaShape, adapter: Adapter) -> FinetuneShape:
+    """Return a shape of fine-tuning whose states have these adapters. Raises ProgramInvalid."""
+    rank, alpha, targets, _ = adapter
+    return FinetuneShape(model, rank, alpha, targets, batch=1, length=1, slots=1, rows=1, train_rows=1)
+
+
+def _ranges(shape: GenerateShape) -> dict[str, tuple[int, int]]:
+    limit = WIDTHS[BITS if shape.adapter is None else TUNED_PAIR_BITS].limit
+    return {part: _EXPONENTS if part.endswith("exponents") else (-limit, limit) for part in CACHE_PARTS}
+
+
 def made_tensor(shape: GenerateShape) -> TensorType:
     """Return the type of the tokens of all rows."""
     return TensorType(stored_element(0, shape.model.vocabulary - 1), shape.rows, shape.places)
@@ -125,7 +143,7 @@ def layer_tensors(shape: GenerateShape, layer: int) -> dict[str, TensorType]:
         f"cache/{layer}/{part}": TensorType(
             stored_element(*limits), rows, 1 if part.endswith("exponents") else width
         )
-        for part, limits in _RANGES.items()
+        for part, limits in _ranges(shape).items()
     }
 
 
@@ -161,6 +179,9 @@ def marked_program(shape: GenerateShape) -> Marked:
     sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in prompt_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
+    if shape.adapter is not None:
+        kinds = finetune.state_tensors(tuned_shape(shape.model, shape.adapter))
+        sources += [Source(SourceKind.ADAPTER, name, kind) for name, kind in kinds.items()]
     step = _Step(shape, Builder(sources))
     return Marked(step.program(), step.marks)
 
@@ -170,7 +191,16 @@ class _Step(Layers):
 
     def __init__(self, shape: GenerateShape, build: Builder) -> None:
         place = build.call("step_place", attributes=(1, shape.places, 1))
-        super().__init__(shape.model, build, batch=shape.batch, length=1, first=place, kind=SourceKind.MODEL)
+        super().__init__(
+            shape.model,
+            build,
+            batch=shape.batch,
+            length=1,
+            first=place,
+            kind=SourceKind.MODEL,
+            adapter=shape.adapter,
+        )
+        self._ranges = _ranges(shape)
         self._job, self._stores = shape, dict[str, int]()
         self.marks = [Mark(Part.START, ONCE, 0)]
 
@@ -201,7 +231,8 @@ class _Step(Layers):
         self._keep(MADE, build.call("place_rows", stored, longer, base, attributes=(1, 1)), 0, largest_token)
         probe = build.call("store", largest, attributes=(STORED_EXPONENT_MAX,))
         loss = build.row_sum(build.call("transpose", largest))
-        return build.program(self._stores, probe, loss)
+        step = 0 if job.adapter is None else job.adapter.step
+        return build.program(self._stores, probe, loss, adapter_step=step)
 
     def _column(self, name: str, rows: int, most: int) -> int:
         """Return integers of the batch's rows of the data."""
@@ -227,11 +258,11 @@ class _Step(Layers):
         """Return rows as integers with those of earlier places, and keep them all."""
         placed: list[int] = []
         for part, new in zip(parts, found[:2], strict=True):
-            name, limits = f"cache/{layer}/{part}", _RANGES[part]
+            name, limits = f"cache/{layer}/{part}", self._ranges[part]
             placed.append(
                 self.build.call(
                     "place_rows", self._held(name, *limits), new, self.first, attributes=(self.batch, self.groups)
                 )
             )
             self._keep(name, placed[-1], *limits)
-        return Quantised(placed[0], placed[1], BITS)
+        return Quantised(placed[0], placed[1], self.pair_bits)

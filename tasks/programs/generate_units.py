@@ -19,7 +19,10 @@ __all__ = ["check_generate", "generate_cost"]
 def generate_cost(shape: GenerateShape) -> Cost:
     """Return units and calls of ``generate_program(shape)``."""
     model = shape.model
-    layers = LayersTally(model, batch=shape.batch, length=1, seen=shape.places, keeps=True)
+    rank, targets = (0, ()) if shape.adapter is None else (shape.adapter.rank, shape.adapter.targets)
+    layers = LayersTally(
+        model, batch=shape.batch, length=1, seen=shape.places, rank=rank, targets=targets, keeps=True
+    )
     return _once(shape, layers).plus(layers.forward().times(model.layers)).cost
 
 
@@ -28,6 +31,8 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     model, batch, found = shape.model, shape.batch, Tally()
     made, table = batch * shape.places, shape.rows * shape.places
     constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
+    if shape.adapter is not None:
+        constants.add(shape.adapter.alpha / shape.adapter.rank)
     found.each(1, *["scalar"] * len(constants), "step_place")
     if shape.rows * shape.places > 1:  # otherwise both are one place
         found.each(1, "step_place")

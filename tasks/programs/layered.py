@@ -42,6 +42,8 @@ __all__ = ["LAYERS", "LayeredProgram", "Pattern", "layered_program"]
 
 LAYERS: Final = 4
 """Layers of a pattern: the first two chunks of a run, a middle one, and the last."""
+_SORTED: Final = (SourceKind.STATE, SourceKind.ADAPTER)
+"""Sources that stand in the order of their names, with all of their layers."""
 _MIDDLE: Final = 2
 """The chunk of a pattern's run that stands for all in the middle."""
 _LAYER: Final = re.compile("(?P<head>(.*/)?(layer|cache)/)(?P<layer>[0-9]+)/(?P<tail>.*)")
@@ -82,7 +84,9 @@ class Pattern:
         self.runs = (*_source_runs(program), *_call_runs(made))
         self._starts = tuple(run.starts[0] for run in self.runs)
         self._at: dict[int, _At] = {}
-        self.state_first = next(at for at, one in enumerate(program.sources) if one.kind == SourceKind.STATE)
+        self.firsts = {one.kind: at for at, one in reversed(tuple(enumerate(program.sources)))}
+        """The first source of each kind."""
+        self.state_first = self.firsts[SourceKind.STATE]
         self.after = {number: at for at, (_, number) in enumerate(program.stored)}
         """Places of the stores in the state after the step."""
         self.numbers = range(len(program.types) + 1)
@@ -145,7 +149,7 @@ def _source_runs(program: Program) -> Iterator[_Run]:
             continue
         each, rest = divmod(end - first, LAYERS)
         assert not rest, "each layer has the same tensors"
-        yield _Run((*range(first, end, each), end), True, sorted=kind == SourceKind.STATE)
+        yield _Run((*range(first, end, each), end), True, sorted=kind in _SORTED)
 
 
 def _call_runs(made: Marked) -> Iterator[_Run]:
@@ -328,8 +332,8 @@ class Layout:
         if like >= len(program.sources):
             return Place(PlaceKind.TRACE, self.traced_before(number))
         kind, position = program.given[like]
-        if kind == PlaceKind.BEFORE:
-            return Place(kind, number - self.first(pattern.state_first))
+        if (own := program.sources[like].kind) in _SORTED:
+            return Place(kind, number - self.first(pattern.firsts[own]))
         if found.layer != ONCE:
             at = pattern.at(like)
             position += (self.ranks[found.layer] - at.layer) * pattern.runs[at.run].chunk
@@ -363,6 +367,7 @@ def layered_program(pattern: Pattern, layers: int) -> LayeredProgram:
         loss=layout.end(like.loss),
         operators=like.operators,
         layout=layout,
+        adapter_step=like.adapter_step,
     )
 
 

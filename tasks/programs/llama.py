@@ -17,7 +17,9 @@ from tasks.programs.llama_shape import (
     BITS,
     LAYERS_MAX,
     WEIGHT_EXPONENT_MAX,
+    Adapter,
     LlamaShape,
+    adapter_tensors,
     exponents_of,
     weight_tensors,
 )
@@ -54,13 +56,15 @@ class Pass(NamedTuple):
 
     With ``capacity``, 0 for none, earlier tokens' keys and values are sources of that many rows a key head, and
     the results hold them with the new ones. With ``picked`` there is one row of logits for each sequence: of the
-    token whose row in the batch is a source. Without it there is one for each token.
+    token whose row in the batch is a source. Without it there is one for each token. With an ``adapter`` its
+    matrices are sources.
     """
 
     batch: int
     length: int
     capacity: int = 0
     picked: bool = False
+    adapter: Adapter | None = None
 
 
 def cache_tensors(shape: LlamaShape, batch: int, capacity: int) -> dict[str, TensorType]:
@@ -81,9 +85,9 @@ def llama_forward(shape: LlamaShape, run: Pass) -> Computation:
     Of equal logits the first is the largest. Raises ProgramInvalid.
 
     Its sources are, in this order: the weights, ``tokens`` (a column, one sequence below the other), ``picked``,
-    and with a cache ``first`` (how many tokens of each sequence came before) and the cache.
+    with a cache ``first`` (how many tokens of each sequence came before) and the cache, and matrices of adapters.
     """
-    batch, length, capacity, picked = run
+    batch, length, capacity, picked, adapter = run
     last = capacity or length
     if batch < 1 or length < 1 or last < length or last > shape.context:
         raise ProgramInvalid(f"{batch} sequences of {length} tokens, capacity {capacity}")
@@ -94,6 +98,10 @@ def llama_forward(shape: LlamaShape, run: Pass) -> Computation:
     if capacity:
         cache = cache_tensors(shape, batch, capacity)
         sources += [Source(SourceKind.DATA, name, kind) for name, kind in cache.items()]
+    if adapter is not None:
+        sources += [
+            Source(SourceKind.ADAPTER, name, kind) for name, kind in adapter_tensors(shape, adapter).items()
+        ]
     found = _Forward(shape, run, Builder(sources)).computation()
     check_computation(found)
     return found
@@ -110,7 +118,15 @@ class _Forward(Layers):
             first = build.call("load_integers", source, attributes=(0, run.capacity - run.length))
         else:
             first = build.call("number", attributes=(0,))
-        super().__init__(shape, build, batch=run.batch, length=run.length, first=first, kind=SourceKind.DATA)
+        super().__init__(
+            shape,
+            build,
+            batch=run.batch,
+            length=run.length,
+            first=first,
+            kind=SourceKind.DATA,
+            adapter=run.adapter,
+        )
 
     def computation(self) -> Computation:
         """Return the whole way."""
@@ -137,7 +153,7 @@ class _Forward(Layers):
         """Return rows as integers, with those of earlier tokens where there is a cache."""
         if not self._run.capacity:
             return found
-        limit = WIDTHS[BITS].limit
+        limit = WIDTHS[self.pair_bits].limit
         placed = [
             self.build.call(
                 "place_rows", self.integers(f"cache/{layer}/{part}", low, high), new, self.first,
@@ -149,4 +165,4 @@ class _Forward(Layers):
             )
         ]  # fmt: skip
         self._cache += placed
-        return Quantised(placed[0], placed[1], BITS)
+        return Quantised(placed[0], placed[1], self.pair_bits)

@@ -9,14 +9,29 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tasks.programs.builder import Builder, Quantised, widths
-from tasks.programs.llama_shape import BITS, WEIGHT_EXPONENT_MAX, LlamaShape, exponents_of
+from tasks.programs.llama_shape import BITS, WEIGHT_EXPONENT_MAX, Adapter, LlamaShape, exponents_of
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.program import SourceKind
 
-__all__ = ["NOTHING", "STREAM_LIMIT", "Attended", "Gated", "Layer", "Layers", "Normed"]
+__all__ = [
+    "NOTHING",
+    "STREAM_LIMIT",
+    "TUNED_BITS",
+    "TUNED_PAIR_BITS",
+    "Attended",
+    "Gated",
+    "Layer",
+    "Layers",
+    "Normed",
+]
 
 STREAM_LIMIT: Final = 60
+TUNED_BITS: Final = 23
+"""Of activations and gradients that meet weights of a tuned model. With 15 bits a deep model's gradients are a
+percent off."""
+TUNED_PAIR_BITS: Final = 20
+"""Width of the products of two of these, and of adapters."""
 NOTHING: Final = 2.0**-80
 """Added to a number above 2^-16 it changes no bit; it tells the bounds that a number is not zero."""
 _NORMED_EXPONENT: Final = 16
@@ -77,9 +92,14 @@ class Layers:
     """Width of both sides where rows meet rows."""
 
     def __init__(
-        self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind
-    ) -> None:
-        """``first`` is the tensor of first positions."""
+        self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind,
+        adapter: Adapter | None = None,
+    ) -> None:  # fmt: skip
+        """``first`` is the tensor of first positions. With an ``adapter`` widths are those of training."""
+        self._adapter = adapter
+        if adapter is not None:
+            self.bits, self.pair_bits = TUNED_BITS, TUNED_PAIR_BITS
+            self._scale = build.constant(adapter.alpha / adapter.rank)
         self.shape, self.build, self.batch, self.length = shape, build, batch, length
         self.first, self._kind = first, kind
         self.zero, self.one = build.constant(0.0), build.constant(1.0)
@@ -144,8 +164,17 @@ class Layers:
         return self.build.call("load", self.source(name))
 
     def linear(self, values: int, name: str) -> int:
-        """Return the products of rows with those of a weight."""
-        return self.build.products(self.build.quantised(values, self.bits), self.weight(name))
+        """Return the products of rows with those of a weight, and of its adapter if it has one."""
+        build, adapter = self.build, self._adapter
+        found = build.products(build.quantised(values, self.bits), self.weight(name))
+        if adapter is None or name.split("/")[-1] not in adapter.targets:
+            return found
+        one, other = (
+            build.call("load", self.source(f"parameter/{name}/{part}", SourceKind.ADAPTER)) for part in "ab"
+        )
+        inner = build.contract(values, one, TUNED_BITS, TUNED_PAIR_BITS)
+        change = build.contract(inner, other, TUNED_PAIR_BITS)
+        return build.call("add", found, build.call("multiply", change, self._scale))
 
     def rounded(self, stream: int, change: int) -> int:
         """Return the sum, rounded to binary32."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX, WIDTH_MAX
@@ -17,7 +17,9 @@ __all__ = [
     "LAYERS_MAX",
     "PROJECTIONS",
     "WEIGHT_EXPONENT_MAX",
+    "Adapter",
     "LlamaShape",
+    "adapter_tensors",
     "exponents_of",
     "projection",
     "weight_tensors",
@@ -72,6 +74,15 @@ class LlamaShape:
         return self.key_heads * self.head_width
 
 
+class Adapter(NamedTuple):
+    """Low-rank adapters that somebody trained: with ``step`` steps, on these weights of each layer."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    step: int
+
+
 def exponents_of(name: str) -> str:
     """Return the name of the tensor with the exponents of a weight's rows."""
     return f"{name}/exponents"
@@ -113,6 +124,18 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
     vector("norm", shape.width)
     if not shape.tied:
         weight("head", shape.vocabulary, shape.width)
+    return found
+
+
+def adapter_tensors(shape: LlamaShape, adapter: Adapter) -> dict[str, TensorType]:
+    """Return name and type of every matrix: of each target A, rank by inputs, and B, outputs by rank."""
+    found: dict[str, TensorType] = {}
+    for layer in range(shape.layers):
+        for target in adapter.targets:
+            outputs, inputs = projection(shape, target)
+            at = f"parameter/layer/{layer}/{target}"
+            found[f"{at}/a"] = TensorType(ElementType.BINARY32, adapter.rank, inputs)
+            found[f"{at}/b"] = TensorType(ElementType.BINARY32, outputs, adapter.rank)
     return found
 
 

@@ -7,7 +7,7 @@ job's specification, so it is the same on every machine; its hash stands in what
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
@@ -34,6 +34,8 @@ class SourceKind(IntEnum):
     """In the task: under the root of its data. Its key names it."""
     MODEL = 3
     """In the task: under the root of the frozen model, which tasks share. Its key names it."""
+    ADAPTER = 4
+    """In the task: under the root of the state that a task of fine-tuning left. Its key is the name there."""
 
 
 class Source(NamedTuple):
@@ -150,10 +152,13 @@ class PlaceKind(IntEnum):
     """The trace, a tree over the roots of all other tensors, in the order of their numbers."""
     MODEL = 6
     """The root of the frozen model, which stands in the task."""
+    ADAPTER = 7
+    """The root of the state with the adapters of that model, which stands in the task."""
 
 
 _PLACES: Final = {
     SourceKind.STATE: PlaceKind.BEFORE, SourceKind.DATA: PlaceKind.DATA, SourceKind.MODEL: PlaceKind.MODEL,
+    SourceKind.ADAPTER: PlaceKind.ADAPTER,
 }  # fmt: skip
 
 
@@ -168,6 +173,8 @@ class Place(NamedTuple):
 class Program:
     """A program whose shapes were checked.
 
+    ``adapter_step`` is the step of the state that sources of the kind ADAPTER stand in.
+
     ``stores`` are the tensors that make the state after the step, by their name there; ``probe`` and ``loss`` are
     tensors too. No call reads a store or the probe: so whatever a wrong element follows from stands in the trace,
     the state before, or the data. ``operators`` is the table that the calls were checked against.
@@ -181,6 +188,7 @@ class Program:
     probe: int
     loss: int
     operators: Mapping[str, Operator]
+    adapter_step: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.calls) <= CALLS_MAX:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from state.primitives.merkle import merkle_root
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Integers
-from tasks.programs.checks import integer_ranges, store_limit
+from tasks.programs.checks import integer_ranges, source_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
 from tasks.programs.operators.storage import (
@@ -153,8 +153,10 @@ class Runner:
     def sources(
         self, state: Mapping[str, Array], data: Mapping[str, Array], model: Mapping[str, Array] = _NOTHING
     ) -> list[Array]:
-        """Return the arrays that a step starts from, in the order of the sources."""
-        places = {SourceKind.STATE: state, SourceKind.DATA: data, SourceKind.MODEL: model}
+        """Return the arrays that a step starts from, in the order of the sources. A model's adapters are in it."""
+        places = {
+            SourceKind.STATE: state, SourceKind.DATA: data, SourceKind.MODEL: model, SourceKind.ADAPTER: model,
+        }  # fmt: skip
         return [places[source.kind][source.key] for source in self._program.sources]
 
     def load(self, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:
@@ -164,9 +166,7 @@ class Runner:
             if source.kind == kind:
                 if source.key not in contents:
                     raise SourceInvalid(f"there is no {source.key}")
-                stored = kind == SourceKind.STATE and not source.type.element.is_integer
-                store = program.stores.get(source.key) if stored else None
-                limit = STORED_EXPONENT_MAX if store is None else store_limit(program, store)
+                limit = STORED_EXPONENT_MAX if source.type.element.is_integer else source_limit(program, source)
                 content, allowed = contents[source.key], self._ranges.get(number)
                 try:
                     found[source.key] = load_tensor(self._arrays, source.type, content, limit, allowed)

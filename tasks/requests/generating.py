@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from tasks.models.generating import GeneratingSettings
@@ -10,16 +11,22 @@ from tasks.requests.fields import JobFields
 
 __all__ = ["GeneratingRequest", "generating_of"]
 
-_FIELDS: Final = ("kind", "model", "data", "new_tokens", "batch", "segment_steps", "ends")
+_TASK: Final = re.compile("task:(0x)?(?P<task>[0-9a-f]{64})")
+_NONE: Final = "none"
+_FIELDS: Final = ("kind", "model", "data", "new_tokens", "batch", "segment_steps", "ends", "adapter")
 
 
 class GeneratingRequest(NamedTuple):
-    """Where the model and the prompts lie, and what is to be done with them; ``file`` names the request."""
+    """Where the model and the prompts lie, and what is to be done with them; ``file`` names the request.
+
+    ``adapter`` is the task that tuned the model, if one did.
+    """
 
     file: str
     model: str
     data: str
     settings: GeneratingSettings
+    adapter: bytes | None = None
 
 
 def generating_of(fields: JobFields) -> GeneratingRequest:
@@ -32,7 +39,18 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         ends=_ends(fields),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
     )
-    return GeneratingRequest(fields.file, fields.path("model"), fields.path("data"), settings)
+    model, data = fields.path("model"), fields.path("data")
+    return GeneratingRequest(fields.file, model, data, settings, _adapter(fields))
+
+
+def _adapter(fields: JobFields) -> bytes | None:
+    """Return the ID of the task that tuned the model, None without one. Raises RequestInvalid."""
+    if (text := fields.text("adapter", _NONE)) == _NONE:
+        return None
+    found = _TASK.fullmatch(text)
+    if found is None:
+        raise fields.wrong("adapter", "adapter: task: and the ID of a task that fine-tuned this model expected")
+    return bytes.fromhex(found["task"])
 
 
 def _ends(fields: JobFields) -> tuple[int, ...] | None:

@@ -137,6 +137,22 @@ def test_a_model_continues_prompts_and_its_completions_are_the_decoder_s(net: Ne
     shown = dekube("task", "show", made["task"], "--home", net.root / "validator-0").stdout
     assert "176 prompts, 4 tokens each at most, in 132 steps, batch 8, greedy" in shown
 
+    # The same prompts for the model that another task tuned.
+    rows = [{"input_ids": [number, number + 1, number + 2, number + 3]} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tune = tmp_path / "tune.yaml"
+    tune.write_text("kind: finetune\nmodel: model\ndata: rows.jsonl\nsteps: 128\nbatch: 2\nlora: {rank: 2}\n")
+    tuned = ask(net, "task", "create", "--file", tune, "--max-price", 10_000, "--seed", "tune")
+    assert ask(net, "task", "watch", tuned["task"], "--timeout", 120)["phase"] == "settled"
+    job.write_text(job.read_text() + f"adapter: task:{tuned['task']}\n")
+    asked = ask(net, "task", "create", "--file", job, "--max-price", 10_000, "--seed", "test")
+    assert ask(net, "task", "watch", asked["task"], "--timeout", 120)["phase"] == "settled"
+    found = ask(net, "task", "result", asked["task"], "--out", tmp_path / "tuned.jsonl")
+    assert (found["proved"], found["completed"]) == (True, len(PROMPTS))
+    spec = ask(net, "task", "show", asked["task"])["task"]["spec"]
+    assert spec["adapter"]["root"] == ask(net, "task", "result", tuned["task"])["state_root"]
+    assert (tmp_path / "tuned.jsonl").read_text() != file.read_text()
+
 
 def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:
     task = ask(net, "task", "create", "--steps", 50_000, "--windows", 1_000)["task"]

@@ -8,7 +8,8 @@ from tasks.engines.generating import first_state
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import model_root, rows_root
 from tasks.kinds.finetune import BaseModel
-from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
+from tasks.programs.llama_shape import Adapter
 from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.programs.generations import Generation, generation
 from tests.tasks.tuned import TINY
@@ -20,6 +21,12 @@ STEPS: Final = 12
 def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
     """Return a job of two batches of six places, its plan, and the contents of its model and prompts."""
     return job_of(generation(TINY, length=3, new=4, ends=(2, 7)), segment, window)
+
+
+def asked(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
+    """Return a job that asks a tuned model."""
+    adapter = Adapter(2, 4, ("query", "down"), 6)
+    return job_of(generation(TINY, length=3, new=4, ends=(2, 7), adapter=adapter), segment, window)
 
 
 def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, GeneratingPlan, Generation]:
@@ -34,9 +41,17 @@ def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, Genera
         dataset=PromptSet(b"p" * 32, rows_root(shape, made.data), shape.rows, shape.length),
         batch=shape.batch,
         decoding=Decoding("greedy", shape.new, shape.ends),
+        adapter=_adapter(made),
     )  # fmt: skip
     spec = JobSpec(
         KIND_GENERATE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan),
         Schedule(shape.steps, segment, window), WORTH // 1000, Requirements(0, 0, 0), 60_000,
     )  # fmt: skip
     return decode_spec(encode_spec(spec)), plan, made
+
+
+def _adapter(made: Generation) -> TunedAdapter | None:
+    layout, shape = made.plan.adapter_plan, made.shape.adapter
+    if layout is None or shape is None or made.adapter is None:
+        return None
+    return TunedAdapter(b"a" * 32, made.adapter.root(layout), *shape)

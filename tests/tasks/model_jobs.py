@@ -39,9 +39,10 @@ def check_specification(
     assert spec_hash(raw).hex() == expected_hash
     assert spec.plan() == plan
     assert (spec.step_units, plan.step_calls) == (plan.program.units, len(plan.program.calls))
-    assert {given.kind: given.root for given in spec.inputs()} == {
-        SourceKind.DATA: part.dataset.root, SourceKind.MODEL: part.model.root,
-    }  # fmt: skip
+    roots = {SourceKind.DATA: part.dataset.root, SourceKind.MODEL: part.model.root}
+    if isinstance(part, GeneratePart) and part.adapter is not None:
+        roots[SourceKind.ADAPTER] = part.adapter.root
+    assert {given.kind: given.root for given in spec.inputs()} == roots
     assert len(start.encode()) <= plan.state_limit_bytes
     assert check_start(spec) == []
     assert [found.code for found in check_start(spec.changed(init_root=bytes(32)))] == ["init_root_differs"]
@@ -70,7 +71,9 @@ def games_of_liars(spec: JobSpec, job: Job, honest: SegmentRun, before: bytes) -
         return question_of(spec, window, opened)
 
     question, games = asked(end), 0
-    assert (question.data, question.model) == (honest.trace(0).data_tree.root, honest.trace(0).model_tree.root)
+    shown = honest.trace(0)
+    assert (question.data, question.model) == (shown.data_tree.root, shown.model_tree.root)
+    assert not question.adapter or question.adapter == shown.adapter_tree.root
     for seed in count():
         random = Random(seed)
         step, tensor = (

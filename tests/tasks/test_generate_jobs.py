@@ -22,9 +22,10 @@ from tasks.ledger.lifecycle import Phase
 from tasks.programs.generate import MADE
 from tasks.programs.layered import LayeredProgram
 from tasks.programs.llama_shape import LAYERS_MAX
+from tasks.programs.program import SourceKind
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
-from tests.tasks.generated import STEPS, generated
+from tests.tasks.generated import STEPS, asked, generated
 from tests.tasks.model_jobs import check_specification, games_of_liars
 from tests.tasks.programs.engines import engine
 from tests.tasks.world import World
@@ -32,7 +33,31 @@ from tests.tasks.world import World
 ARRAYS = engine("numpy")
 SPEC, PLAN, MADE_JOB = generated()
 PART: Any = SPEC.part
-HASH = "e872cca7e4ba20f18cf9ffb2a7a742c329637108c2fe7e5a0b7e2f65163dbc0e"
+ASKED_HASH = "10cae46bd6032e8b77ea41b2bf50af37bcdd2fb40ef6122da66f8da95ecc47e2"
+HASH = "733c17573b8899634c55c2593c14a6410a8ea6945ba973cbd2a0a095194e0568"
+
+
+ASKED, ASKED_PLAN, ASKED_JOB = asked()
+ASKED_PART: Any = ASKED.part
+
+
+def test_a_specification_of_a_tuned_model_has_one_encoding_too() -> None:
+    check_specification(ASKED, ASKED_PLAN, first_state(ASKED_PLAN), ASKED_HASH)
+    assert ASKED_JOB.adapter is not None
+    assert [given.size_bytes for given in ASKED.inputs()][2] == len(ASKED_JOB.adapter.encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": 0}, {"rank": 1 << 40}, {"alpha": 0}, {"targets": ()}, {"targets": ("down", "query")},
+        {"root": b"short"}, {"blob": b""}, {"step": -1}, {"step": 1 << 40},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_job_with_adapters_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(ASKED.changed(adapter=ASKED_PART.adapter._replace(**change))))
 
 
 def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
@@ -123,6 +148,32 @@ def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_
         accused, challenger = game.as_accused.game.ending, game.as_challenger.game.ending
         assert accused is not None and accused.loser is Side.ACCUSED
         assert challenger is None or challenger.loser is Side.CHALLENGER
+
+
+def test_a_liar_about_a_tuned_model_loses() -> None:
+    """Its adapters stand under the root of the state that its training left."""
+    worker = Generator(ASKED_PLAN, ASKED_JOB.model, ASKED_JOB.data, ARRAYS, first_state(ASKED_PLAN))
+    worker.run_steps(4)
+    before = worker.state()
+    job = Job(ASKED.program(), ASKED.seed, before.tensors, ASKED_JOB.data, 4, 2, ASKED_JOB.model)
+    honest = job.run(ARRAYS)
+    for game in games_of_liars(ASKED, job, honest, before.root(ASKED_PLAN)):
+        accused = game.as_accused.game.ending
+        assert accused is not None and accused.loser is Side.ACCUSED
+    program = ASKED.program()
+    read = {number for call in program.calls for number in call.inputs}
+    matrix = next(
+        at for at, one in enumerate(program.sources) if one.kind is SourceKind.ADAPTER and at in read
+    )  # fmt: skip
+    load = next(
+        at for at, call in enumerate(program.calls, len(program.sources)) if call.inputs == (matrix,)
+    )  # fmt: skip
+    for served in (True, False):
+        liar = lie(job, honest, ARRAYS, 0, load, Random(1), coarse=1.0)
+        played = play_out(
+            liar.question._replace(adapter=ASKED.adapter_root()), liar.witness, honest.witness(), served=served
+        )
+        assert played.game.ending is Ending.ELEMENT_WRONG
 
 
 def test_a_false_token_is_an_element_that_a_game_names() -> None:

@@ -20,6 +20,7 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
+from node.cli.tasks.adapters import tuned_of
 from node.cli.tasks.group import (
     MEMBERS_MAX,
     SeatTerms,
@@ -182,11 +183,12 @@ def _seed(text: str | None) -> bytes:
 def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, *, has_custody: bool) -> _Unposted:
     """Return the job of a file; options of the command line come before its terms."""
     terms, request = read_job(file, session.home)
+    tuned = tuned_of(client, request, session.control())
     price = recipe.max_price if recipe.max_price is not None else terms.max_price
     match_ms = recipe.match_s * 1000 if recipe.match_s is not None else terms.match_ms
     made = make_job(
         request, seed=_seed(recipe.seed or terms.seed), max_price_per_tera_unit=price or MAX_PRICE_DEFAULT,
-        match_ms=match_ms or MATCH_S_DEFAULT * 1000,
+        match_ms=match_ms or MATCH_S_DEFAULT * 1000, tuned=tuned,
     )  # fmt: skip
     for note in made.notes:
         say(f"Note: {note}.")
@@ -495,7 +497,7 @@ def create(
 
         def bring() -> None:
             if made is not None:
-                blobs = blobs_of(made) if private is None else (made.model,)
+                blobs = blobs_of(made) if private is None else blobs_of(made)[:-1]
                 client.put_contents(
                     blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
                 )

@@ -37,7 +37,10 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
     part: Any = job.spec.part
     rows, decoding = part.dataset, part.decoding
     ends = ", ".join(map(str, decoding.ends)) or "none"
+    adapter = part.adapter
+    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, after {counted(adapter.step, 'step')}"}
     return {
+        **tuned,
         "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
         f"{part.batch} at a time",
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",

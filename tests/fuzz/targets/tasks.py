@@ -30,7 +30,7 @@ from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engines.generating import first_state as decoding_state
-from tasks.engines.input_blobs import join_tensors, read_model, read_rows
+from tasks.engines.input_blobs import join_tensors, read_adapter, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.engines.training import initial_state
 from tasks.executor.job import (
@@ -98,7 +98,7 @@ from tests.fuzz.targets.samples import (
     STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
-from tests.tasks.generated import generated
+from tests.tasks.generated import asked, generated
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
@@ -243,7 +243,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "job specification",
         Target(
             canonical(decode_spec, encode_spec),
-            (encode_spec(JOB), encode_spec(tuned()[0]), encode_spec(generated()[0])),
+            (encode_spec(JOB), encode_spec(tuned()[0]), encode_spec(generated()[0]), encode_spec(asked()[0])),
             ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
         ),
     )
@@ -380,6 +380,12 @@ def targets() -> Iterator[tuple[str, Target]]:
         lambda data: _read_prompts(plan.shape, data), (join_tensors(prompt_tensors(plan.shape), decoded.data),),
         ("tasks.engines.input_blobs:read_rows",),
     )  # fmt: skip
+    _, tuned_plan, tuned_job = asked()
+    assert tuned_job.adapter is not None
+    yield "adapters of a decoding job", Target(
+        canonical(lambda data: read_adapter(tuned_plan.shape, data), TrainingState.encode),
+        (tuned_job.adapter.encode(),), ("tasks.engines.input_blobs:read_adapter",), (DatasetInvalid,),
+    )  # fmt: skip
     yield "state of a decoding job", Target(
         canonical(lambda data: TrainingState.decode(data, plan), TrainingState.encode),
         (decoding_state(plan).encode(),), ("tasks.engines.state:TrainingState.decode",), (StateInvalid,),
@@ -394,7 +400,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "job", Target(
         canonical(Job.decode, Job.encode),
-        (RUN.encode(), Job.of(tuned()[0]).encode(), Job.of(generated()[0]).encode()),
+        (RUN.encode(), *(Job.of(make()[0]).encode() for make in (tuned, generated, asked))),
         ("tasks.executor.job:Job.decode",),
         (DecodeError, UnsupportedJob),
     )  # fmt: skip

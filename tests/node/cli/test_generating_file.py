@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -13,17 +14,25 @@ from node.cli.tasks.result import _completions, _decoder, _told_completions
 from node.cli.tasks.told import told_generating
 from node.cli.tasks.views import _job
 from rpc.client import NoResult, ResultMismatch
-from rpc.client.jobs import make_job
+from rpc.client.jobs import blobs_of, make_job
 from rpc.client.tasks import TaskResult
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError
 from tasks.engines.generating import Generator, first_state
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import check_tensors, read_model, read_rows
+from tasks.engines.state import TrainingState
+from tasks.engines.tuning import first_state as first_tuned
+from tasks.kinds.finetune import FinetunePart
+from tasks.kinds.generate import GeneratePart
 from tasks.ledger.screening import check_start
 from tasks.models.decoding import Decoder
 from tasks.models.generating import GeneratingJob
+from tasks.models.jobs import name_of
 from tasks.models.opening import open_model
-from tasks.spec import Schedule, decode_spec, encode_spec
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.generating import GeneratingRequest
+from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.programs.engines import engine
 from tests.tasks.tuned import TINY, tuned
@@ -96,6 +105,57 @@ def test_a_job_is_made_of_a_model_and_prompts(folder: Path) -> None:
     assert (part.batch, part.decoding.ends) == (4, ())
 
 
+class Left(NamedTuple):
+    """What a task of fine-tuning has left."""
+
+    spec: JobSpec
+    state: TrainingState
+
+
+def test_a_tuned_model_is_asked_with_the_state_that_its_task_has_left(folder: Path) -> None:
+    (folder / "ask.yaml").write_text(FILE + f'adapter: "task:0x{"ab" * 32}"\n')
+    request = read_job(folder / "ask.yaml").request
+    assert isinstance(request, GeneratingRequest) and request.adapter == b"\xab" * 32
+    terms: dict[str, Any] = {"seed": b"s" * 32, "max_price_per_tera_unit": 10**15, "match_ms": 60_000}
+    with pytest.raises(RequestInvalid, match="result of its task"):
+        make_job(request, **terms)
+    tuning, plan, _ = tuned()
+    left, part = Left(tuning, replace(first_tuned(plan), step=5)), cast("FinetunePart", tuning.part)
+    stranger = tuning.changed(model=part.model._replace(root=bytes(32)))
+    with pytest.raises(RequestInvalid, match="trained on another model"):
+        make_job(request, tuned=Left(stranger, left.state), **terms)
+    with pytest.raises(RequestInvalid, match="has no adapters"):
+        make_job(request, tuned=Left(made_plain(folder).spec, left.state), **terms)
+    job = make_job(request, tuned=left, **terms)
+    assert isinstance(job, GeneratingJob)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    given, made = job.spec.inputs()[2], job.spec.part
+    assert isinstance(made, GeneratePart)
+    assert made.adapter == (
+        name_of(job.adapter), left.state.root(plan), plan.shape.rank, plan.shape.alpha, plan.shape.targets, 5,
+    )  # fmt: skip
+    assert given.check is not None and given.size_bytes == len(job.adapter)
+    given.check(job.adapter)
+    assert blobs_of(job) == (job.model, job.adapter, job.rows)
+    assert told_generating(job)["adapters"] == f"rank {plan.shape.rank}, after 5 steps"
+    spec = job.spec.plan()
+    assert isinstance(spec, GeneratingPlan)
+    run = Generator(
+        spec, read_model(spec.shape, job.model + job.adapter), read_rows(spec.shape, job.rows), engine("numpy"),
+        first_state(spec),
+    )  # fmt: skip
+    run.run_steps(1)
+
+
+def made_plain(folder: Path) -> GeneratingJob:
+    (folder / "plain.yaml").write_text(FILE)
+    job = make_job(
+        read_job(folder / "plain.yaml").request, seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+    )
+    assert isinstance(job, GeneratingJob)
+    return job
+
+
 def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder: Path) -> None:
     job = made(folder)
     with open_model(folder / "model") as opened:
@@ -129,6 +189,8 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
         ("batch: 2", "batch: 3", "4 prompts are not a multiple of batch 3: set batch to 2, or add 2"),
         ("[12, 7]", "[12, 12]", "ask.yaml: line 7: ends: a list of 8 token numbers at most"),
         ("[12, 7]", "[-1]", "ask.yaml: line 7: ends: a list of 8 token"),
+        ("batch: 2", "adapter: my-adapters", "ask.yaml: line 6: adapter: task: and the ID of a task"),
+        ("batch: 2", "adapter: 7", "ask.yaml: line 6: adapter: a text expected"),
         ("[12, 7]", "7", "ask.yaml: line 7: ends: a list expected"),
         ("[12, 7]", "[40]", "ask.yaml: the job cannot run: end tokens: up to 8 of the vocabulary"),
         ("generate", "ask", "ask.yaml: line 2: kind: 'ask' is not known; finetune or generate expected"),

@@ -336,7 +336,11 @@ def test_no_challenger_brings_an_honest_worker_to_contradict_itself() -> None:
             seed,
             game.ending,
         )
-    assert asked == {*(10 + kind for kind in PlaceKind if kind != PlaceKind.MODEL), Tree.TRACE, Tree.AFTER}
+    assert asked == {
+        *(10 + kind for kind in PlaceKind if kind not in (PlaceKind.MODEL, PlaceKind.ADAPTER)),
+        Tree.TRACE,
+        Tree.AFTER,
+    }
     assert shown == {Stage.SHOW_RECORDS, Stage.TRACE, Stage.SHOW, Stage.FOLD_SHOW}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,17 @@ from tasks.models.decoding import Decoder
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tests.tasks.executor.model_jobs import Windows, check_orders
-from tests.tasks.generated import STEPS, generated, job_of
+from tests.tasks.generated import STEPS, asked, generated, job_of
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.generations import real_weights, smollm_generation
 
 SPEC, PLAN, MADE = generated(segment=3, window=STEPS // 2)
 PROMPTS = join_tensors(prompt_tensors(PLAN.shape), MADE.data)
 MODEL = join_tensors(weight_tensors(PLAN.shape.model), MADE.model)
+ASKED, ASKED_PLAN, ASKED_MADE = asked(segment=3, window=STEPS // 2)
+assert ASKED_MADE.adapter is not None
+ASKED_PROMPTS = join_tensors(prompt_tensors(ASKED_PLAN.shape), ASKED_MADE.data)
+ASKED_MODEL = join_tensors(weight_tensors(PLAN.shape.model), ASKED_MADE.model) + ASKED_MADE.adapter.encode()
 TASK = b"\x34" * 32
 OPTIONS = ExecutorOptions(ProcessOptions(engine="numpy"))
 
@@ -44,6 +49,28 @@ def test_blobs_of_prompts_and_model_have_one_form_and_the_size_that_the_ledger_c
 
 def test_a_job_that_decodes_comes_back_as_it_was() -> None:
     check_orders(SPEC, PROMPTS, 3, MODEL)
+    check_orders(ASKED, ASKED_PROMPTS, 3, ASKED_MODEL)
+
+
+async def test_a_tuned_model_is_asked_and_checked_by_processes(tmp_path: Path) -> None:
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, ASKED)
+    done = await executor.run_task(TASK, ASKED, ASKED_PROMPTS, windows.hand_on, model=ASKED_MODEL)
+    direct = Generator(ASKED_PLAN, ASKED_MADE.model, ASKED_MADE.data, engine("numpy"), first_state(ASKED_PLAN))
+    direct.run_steps(STEPS)
+    assert done.state_root == direct.state().root(ASKED_PLAN)
+    verifier = Executor(OPTIONS, tmp_path / "verifier")
+    await windows.check_second(verifier, ASKED_PROMPTS, ASKED_MODEL)
+
+
+def test_the_adapters_of_a_job_are_those_that_it_names() -> None:
+    assert ASKED_MADE.adapter is not None
+    blob, check = ASKED_MADE.adapter.encode(), ASKED.inputs()[2].check
+    assert check is not None
+    check(blob)
+    later = replace(ASKED_MADE.adapter, step=ASKED_MADE.adapter.step + 1).encode()
+    for wrong in (b"", blob[:-1], blob + b"\0", blob[:-1] + bytes([blob[-1] ^ 1]), later):
+        with pytest.raises(DatasetInvalid):
+            check(wrong)
 
 
 async def test_prompts_are_decoded_proved_and_checked_by_processes(tmp_path: Path) -> None:
@@ -77,8 +104,8 @@ def test_a_player_of_a_disputed_segment_has_the_records_of_its_worker() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "model"),
-    [(PROMPTS, b""), (b"", MODEL), (MODEL, PROMPTS)],
-    ids=["no model", "no prompts", "exchanged"],
+    [(PROMPTS, b""), (b"", MODEL), (MODEL, PROMPTS), (PROMPTS, MODEL + b"\0")],
+    ids=["no model", "no prompts", "exchanged", "more"],
 )
 async def test_other_blobs_than_the_job_names_end_it_for_good(tmp_path: Path, rows: bytes, model: bytes) -> None:
     async def hand_on(_result: WindowResult) -> None:

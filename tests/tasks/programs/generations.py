@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from node.bench.generate import PROMPT, smollm_file
 from tasks.engines.generating import prompt_contents
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.state import TrainingState
 from tasks.models.llama import Model, model_from_gguf
 from tasks.models.tokens import tokeniser_from_gguf
-from tasks.programs.generate import GenerateShape
-from tasks.programs.llama_shape import LlamaShape, exponents_of, weight_tensors
+from tasks.programs.finetune import state_tensors
+from tasks.programs.generate import GenerateShape, tuned_shape
+from tasks.programs.llama_shape import PROJECTIONS, Adapter, LlamaShape, exponents_of, weight_tensors
 from tasks.programs.tensors import ElementType
 from tests.tasks.programs.llamas import frozen_weights
 
@@ -38,6 +40,7 @@ class Generation:
     shape: GenerateShape
     frozen: Model
     prompts: list[list[int]]
+    adapter: TrainingState | None = None
 
     @property
     def plan(self) -> GeneratingPlan:
@@ -45,7 +48,7 @@ class Generation:
 
     @property
     def model(self) -> Mapping[str, bytes]:
-        return self.frozen.contents()
+        return {**self.frozen.contents(), **({} if self.adapter is None else self.adapter.tensors)}
 
     @property
     def data(self) -> Mapping[str, bytes]:
@@ -57,10 +60,14 @@ def decodings(draw: st.DrawFn) -> GenerateShape:
     """Shapes of jobs of all kinds of small models, of one place and one row too."""
     batch = draw(st.integers(1, 4))
     ends = tuple(sorted(draw(st.sets(st.integers(0, 2)))))
+    targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
+    adapter = Adapter(
+        draw(st.integers(1, 4)), draw(st.integers(1, 9)), tuple(one for one in PROJECTIONS if one in targets), 3
+    )
     model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
     return GenerateShape(
         model, batch, batch * draw(st.integers(1, 3)), draw(st.integers(1, 6)),
-        draw(st.integers(1, 6)), ends,
+        draw(st.integers(1, 6)), ends, adapter if targets else None,
     )  # fmt: skip
 
 
@@ -85,10 +92,21 @@ def made_prompts(shape: GenerateShape, seed: int = 5) -> list[list[int]]:
 
 def generation(
     model: LlamaShape, *, batch: int = 2, rows: int = 4, length: int = 5, new: int = 6, ends: tuple[int, ...] = (),
-    seed: int = 5, twins: bool = False,
+    seed: int = 5, twins: bool = False, adapter: Adapter | None = None,
 ) -> Generation:  # fmt: skip
-    shape = GenerateShape(model, batch, rows, length, new, ends)
-    return Generation(shape, made_model(model, seed, twins=twins), made_prompts(shape, seed))
+    shape = GenerateShape(model, batch, rows, length, new, ends, adapter)
+    state = None if adapter is None else made_adapter(model, adapter, seed)
+    return Generation(shape, made_model(model, seed, twins=twins), made_prompts(shape, seed), state)
+
+
+def made_adapter(model: LlamaShape, adapter: Adapter, seed: int) -> TrainingState:
+    """Return a state of fine-tuning with random matrices and moments."""
+    random = np.random.default_rng(seed)
+    kinds = state_tensors(tuned_shape(model, adapter))
+    tensors = {
+        name: random.normal(0, 0.3, kind.values).astype("<f4").tobytes() for name, kind in kinds.items()
+    }  # fmt: skip
+    return TrainingState(adapter.step, tensors)
 
 
 real_weights = pytest.mark.skipif(

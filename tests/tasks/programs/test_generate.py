@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.bench.plain_tuning import Rows
 from tasks.engines.errors import Diverged
 from tasks.engines.generating import Generator, completions, first_state
 from tasks.engines.state import TrainingState
 from tasks.models.decoding import Decoder
+from tasks.programs.adamw import Rates
 from tasks.programs.bounds import Integers
 from tasks.programs.checks import check_bounds, integer_ranges
-from tasks.programs.errors import ProgramInvalid
+from tasks.programs.errors import ProgramInvalid, SourceInvalid
+from tasks.programs.finetune import FinetuneRates, FinetuneShape, finetune_program
 from tasks.programs.generate import (
     LENGTHS,
     MADE,
@@ -27,14 +31,15 @@ from tasks.programs.generate import (
     state_tensors,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
-from tasks.programs.llama_shape import LAYERS_MAX, LlamaShape
+from tasks.programs.llama_shape import LAYERS_MAX, PROJECTIONS, Adapter, LlamaShape
 from tasks.programs.operators import Context
-from tasks.programs.program import CALLS_MAX, PlaceKind, SourceKind
+from tasks.programs.program import CALLS_MAX, PlaceKind, Program, SourceKind
 from tasks.programs.running import Runner
 from tests.tasks.programs.engines import engine
-from tests.tasks.programs.generations import SMALL_MODELS, Generation, decodings, generation
+from tests.tasks.programs.generations import SEED, SMALL_MODELS, Generation, decodings, generation
 from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED, TINY
+from tests.tasks.programs.tunings import row_contents
 
 SMALL = replace(TINY, vocabulary=31, width=8, layers=1, heads=2, key_heads=1, head_width=4, hidden=12, context=24)
 
@@ -91,6 +96,91 @@ def test_every_engine_gives_the_same_bits(name: str) -> None:
     assert steps_alone(made, name) == steps_alone(made)
     one, other = run(made), run(made, name)
     assert one.run_segment(made.shape.steps) == other.run_segment(made.shape.steps)
+
+
+ADAPTER = Adapter(3, 6, ("query", "output", "down"), 7)
+
+
+def test_a_tuned_model_is_decoded_alike_step_by_step_in_one_pass_and_by_every_engine() -> None:
+    made = generation(SMALL, ends=(3,), adapter=ADAPTER)
+    state, results = steps_alone(made)
+    assert len(results) == made.shape.steps
+    whole = run(made)
+    segment = whole.run_segment(made.shape.steps)
+    assert whole.state() == state
+    assert run(made, "torch").run_segment(made.shape.steps) == segment
+    assert run(made, claimed=state).run_segment(made.shape.steps) == segment
+    plain = run(replace(made, shape=replace(made.shape, adapter=None)))
+    plain.run_steps(made.shape.steps)
+    assert plain.state().tensors[MADE] != state.tensors[MADE]
+
+
+def contents_of_step(program: Program, made: Mapping[SourceKind, Mapping[str, bytes]], step: int) -> list[bytes]:
+    runner = Runner(program, engine("numpy"))
+    model = runner.load(SourceKind.MODEL, made[SourceKind.MODEL]) | runner.load(
+        SourceKind.ADAPTER, made[SourceKind.MODEL]
+    )
+    state, data = (runner.load(kind, made[kind]) for kind in (SourceKind.STATE, SourceKind.DATA))
+    return runner.trace(runner.sources(state, data, model), Context(step, SEED))
+
+
+def largest_logits(program: Program, contents: list[bytes], vocabulary: int) -> bytes:
+    """Return the largest logit of each row."""
+    (found,) = (
+        number for number, call in enumerate(program.calls, len(program.sources))
+        if call.operator == "row_maximum" and program.types[call.inputs[0]].columns == vocabulary
+    )  # fmt: skip
+    return contents[found]
+
+
+def test_a_tuned_model_has_the_logits_of_its_training() -> None:
+    """To the bit: the way forward of fine-tuning, in one pass, and decoding, place by place."""
+    made = generation(SMALL, batch=1, rows=1, adapter=ADAPTER)
+    assert made.adapter is not None
+    state, shape = first_state(made.plan), made.shape
+    decoded: list[bytes] = []
+    for step in range(shape.steps):
+        sources = {SourceKind.STATE: state.tensors, SourceKind.DATA: made.data, SourceKind.MODEL: made.model}
+        decoded.append(largest_logits(made.plan.program, contents_of_step(made.plan.program, sources, step), 31))
+        next_run = Generator(made.plan, made.model, made.data, engine("numpy"), state)
+        next_run.run_steps(1)
+        state = next_run.state()
+    (prompt,), (answer,) = made.prompts, completions(shape, made.data, state)
+    tokens = np.array([[*prompt, *answer[:-1]]])
+    length = tokens.shape[1]
+    assert length == shape.places
+    job = FinetuneShape(SMALL, ADAPTER.rank, ADAPTER.alpha, ADAPTER.targets, 1, length, length, 1, 1)
+    rows = Rows(tokens, np.arange(length).reshape(1, -1), np.zeros((1, length), dtype=np.int64))
+    program = finetune_program(job, FinetuneRates(Rates(1_000_000)))
+    sources = {
+        SourceKind.STATE: made.adapter.tensors, SourceKind.DATA: row_contents(job, rows),
+        SourceKind.MODEL: made.model,
+    }  # fmt: skip
+    assert largest_logits(program, contents_of_step(program, sources, ADAPTER.step), 31) == b"".join(decoded)
+
+
+def test_adapters_that_no_training_leaves_are_refused() -> None:
+    made = generation(SMALL, adapter=ADAPTER)
+    assert made.adapter is not None
+    name = "parameter/layer/0/query/a"
+    values = np.frombuffer(made.adapter.tensors[name], dtype="<f4").copy()
+    values[0] = 2.0**21
+    wrong = replace(made, adapter=replace(made.adapter, tensors={**made.adapter.tensors, name: values.tobytes()}))
+    with pytest.raises(SourceInvalid):
+        run(wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": 0}, {"rank": 257}, {"alpha": 0}, {"targets": ()}, {"targets": ("down", "query")},
+        {"targets": ("head",)}, {"step": -1}, {"step": 1 << 33},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_adapters_that_no_program_has_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ProgramInvalid):
+        GenerateShape(SMALL, 2, 4, 5, 6, (), ADAPTER._replace(**change))
 
 
 def test_a_completion_does_not_depend_on_its_neighbours() -> None:
@@ -196,12 +286,15 @@ def test_units_and_calls_are_those_of_the_program(shape: GenerateShape, layers: 
 
 
 def test_the_deepest_model_has_no_more_calls_than_a_program() -> None:
-    shape = GenerateShape(replace(BIASED, layers=LAYERS_MAX), 2, 4, 5, 6)
+    adapter = Adapter(2, 4, PROJECTIONS, 0)
+    shape = GenerateShape(replace(BIASED, layers=LAYERS_MAX), 2, 4, 5, 6, (), adapter)
     assert generate_cost(shape).calls < CALLS_MAX
 
 
 def test_each_element_of_a_step_is_what_the_judge_computes() -> None:
-    made = generation(replace(BIASED, layers=1), length=3, new=3, ends=(1,))
+    made = generation(
+        replace(BIASED, layers=1), length=3, new=3, ends=(1,), adapter=Adapter(2, 3, ("key", "up"), 4)
+    )
     halfway = run(made)
     halfway.run_steps(7)
     program, arrays = made.plan.program, engine("numpy")
@@ -210,9 +303,10 @@ def test_each_element_of_a_step_is_what_the_judge_computes() -> None:
         runner.load(kind, contents)
         for kind, contents in (
             (SourceKind.STATE, halfway.state().tensors), (SourceKind.DATA, made.data),
-            (SourceKind.MODEL, made.model),
+            (SourceKind.MODEL, made.model), (SourceKind.ADAPTER, made.model),
         )
     ]  # fmt: skip
+    loaded[2:] = [loaded[2] | loaded[3]]
     sources = [np.asarray(arrays.store(one)) for one in runner.sources(*loaded)]
     check_elements(program, sources, Context(7, bytes(32)), 6)
     assert {place.kind for place in program.places} == set(PlaceKind)

@@ -1,0 +1,33 @@
+"""The adapters that a job file names: the result of a task of fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.cli.blobs import download_folder, show_progress
+from node.cli.tasks.watch import say
+from tasks.requests.errors import RequestInvalid
+
+if TYPE_CHECKING:
+    from rpc.client.sync import Client
+    from rpc.client.tasks import TaskResult
+    from tasks.requests.reading import Request
+
+__all__ = ["tuned_of"]
+
+
+def tuned_of(client: Client, request: Request, control: Path | None) -> TaskResult | None:
+    """Fetch the result of the task that a request names as its adapters; None if it names none.
+
+    Raises RequestInvalid for a private task: machines that continue prompts would publish its adapters.
+    """
+    task = getattr(request, "adapter", None)
+    if task is None:
+        return None
+    terms = client.custody_terms(task)
+    if terms is not None and not terms.is_public:
+        text = "the task is private, and adapters are public inputs of a job: merge them into the model"
+        raise RequestInvalid(text, file=request.file, field="adapter")
+    say("Fetching the adapters ...")
+    return client.result(task, control=control, progress=show_progress("Fetching"), folder=download_folder())
