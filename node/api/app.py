@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -70,14 +71,27 @@ class Guard:
         elif scope["path"] != "/healthz" and not self._knows(headers.get(b"authorization")):
             text = "Incorrect API key provided. `dekube api key` shows where the key is."
             error = ApiError(text, status=401, reason="invalid_api_key")
+        named = _with_number(send)
         if error is None:
-            await self._application(scope, receive, send)
+            await self._application(scope, receive, named)
         else:
-            await _refused(error)(scope, receive, send)
+            await _refused(error)(scope, receive, named)
 
     def _knows(self, given: bytes | None) -> bool:
         scheme, _, key = (given or b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
+
+
+def _with_number(send: Send) -> Send:
+    """Return ``send`` with a number for the request, which clients show with errors."""
+    number = f"req_{secrets.token_hex(12)}".encode()
+
+    async def numbered(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", number)]
+        await send(message)
+
+    return numbered
 
 
 def _is_local(host: bytes) -> bool:

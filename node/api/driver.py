@@ -138,8 +138,8 @@ class Driver:
             return
         if job.kind != TUNING and job.cancelling_s is None and _now_s() >= job.created_s + EXPIRES_S:
             job = self._store.change(job.id, cancelling_s=_now_s(), is_late=True)
-        if job.cancelling_s is not None and not job.is_cancel_sent and self._poster.cancel(client, name):
-            self._store.change(job.id, is_cancel_sent=True)
+        if job.cancelling_s is not None and not job.is_cancel_sent:
+            self._poster.cancel(client, job, name)
 
     @staticmethod
     def _end_of(job: JobRecord, task: Task) -> str | None:
@@ -289,7 +289,7 @@ def _paid(job: JobRecord, bill: Bill) -> int:
     assert job.signed is not None
     aside = max(job.locked - bill.totals.deposited, 0)  # custody, where the bill does not name it
     kept = bill.totals.deposited - bill.totals.refunded + aside
-    return min(job.reserved, kept + fees_of(job.signed))
+    return min(job.reserved, kept + fees_of(job.signed) + job.more_fees)
 
 
 def _fingerprint(found: TaskResult | None) -> str:

@@ -127,7 +127,7 @@ class Poster:
                     raise NotPosted(f"the chain refused the task: {error.reason}") from error
                 raise
         if job.signed.custody is not None:
-            self._finish_custody(client, task, bytes.fromhex(job.signed.custody))
+            self._finish_custody(client, job, task, bytes.fromhex(job.signed.custody))
         self._store.change(job.id, is_posted=True)
 
     def _is_created(self, client: Client, job: JobRecord, task: bytes) -> bool:
@@ -135,7 +135,7 @@ class Poster:
         record = client.task(task)
         return record is not None and record.document["spec"]["raw"] == f"0x{job.spec}"
 
-    def _finish_custody(self, client: Client, task: bytes, raw: bytes) -> None:
+    def _finish_custody(self, client: Client, job: JobRecord, task: bytes, raw: bytes) -> None:
         """Wait until a task has the terms of custody that were signed, or sign them anew."""
         if client.custody_terms(task) is not None:
             return
@@ -146,18 +146,18 @@ class Poster:
         if client.custody_terms(task) is not None:
             return
         try:
-            client.send(self._key, ASK_CUSTODY, list(signed.payload))
+            receipt = client.send(self._key, ASK_CUSTODY, list(signed.payload))
+            self._store.change(job.id, more_fees=job.more_fees + receipt.fee)
         except TransactionRefused as error:
             if client.custody_terms(task) is not None:
                 return
             if not error.reason:
                 raise
             with suppress(ClientError, TransactionRefused):  # it would have no custody
-                client.cancel_task(self._key, task)
+                self.cancel(client, job, task)
 
-    def cancel(self, client: Client, task: bytes) -> bool:
-        """Cancel a task unless the chain would refuse that; tell whether it was sent."""
-        if not client.estimate(self._key.address, CANCEL_TASK, [task]).succeeded:
-            return False
-        client.cancel_task(self._key, task)
-        return True
+    def cancel(self, client: Client, job: JobRecord, task: bytes) -> None:
+        """Cancel the task of a job, unless the chain would refuse that."""
+        if client.estimate(self._key.address, CANCEL_TASK, [task]).succeeded:
+            receipt = client.cancel_task(self._key, task)
+            self._store.change(job.id, is_cancel_sent=True, more_fees=job.more_fees + receipt.fee)

@@ -130,6 +130,8 @@ class JobRecord:
     receipt_file: str | None = None
     result_files: Sequence[str] = ()
     paid: int | None = None
+    more_fees: int = 0
+    """Of transactions beside those in ``signed``: a cancellation, terms of custody that were signed again."""
 
     @property
     def has_ended(self) -> bool:

@@ -107,6 +107,8 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
 
     cancelled = client.batches.cancel(ask_batch(client, batch_lines("tiny")).id)
     assert cancelled.status == "cancelling"
+    short = client.fine_tuning.jobs.create(**settings | {"hyperparameters": {"n_epochs": 8, "batch_size": 2}})
+    assert client.fine_tuning.jobs.cancel(short.id).status == "queued"
     job = wait_for(lambda: tuned(client, job.id), "the job has ended", patience_s=END_S)
     assert (job.status, job.error, job.trained_tokens) == ("succeeded", None, 6_400)
     told = [event.message for event in client.fine_tuning.jobs.list_events(job.id)]
@@ -121,6 +123,9 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
     a_batch_answers_what_it_can(client, "tiny")
     cancelled = wait_for(lambda: ended(client, cancelled.id), "the batch is cancelled", patience_s=END_S)
     assert cancelled.status == "cancelled"
+    assert (
+        wait_for(lambda: tuned(client, short.id), "the job is cancelled", patience_s=END_S).status == "cancelled"
+    )
     assert client.models.delete(model).deleted
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve(model)
@@ -146,7 +151,7 @@ def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, ne
     receipt = json.loads(contents["receipt.json"])
     assert (checked["proved"], checked["step"], checked["task"]) == (True, 128, receipt["task"])
     mine = run_here("task", "list", "--mine", "--all", "--home", home)["items"]
-    assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 2  # and the cancelled one
+    assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 3  # and the cancelled ones
 
 
 def a_batch_answers_what_it_can(client: openai.OpenAI, model: str) -> None:

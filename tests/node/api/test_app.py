@@ -72,6 +72,7 @@ def test_only_the_key_and_the_loopback_s_names_are_served(tmp_path: Path) -> Non
         for host in ("localhost", "LOCALHOST:8700", "[::1]:8700"):
             assert ask("GET", "/v1/models", host=host).status_code == 200
         answer = ask("GET", "/v1/models", headers={"origin": "http://evil.example"})
+        assert answer.headers["x-request-id"].startswith("req_")
         assert not [name for name in answer.headers if name.startswith("access-control")]
         preflight = ask("OPTIONS", "/v1/models", key=None, headers={"origin": "http://evil.example"})
         assert preflight.status_code == 401

@@ -83,8 +83,9 @@ class Chain:
         if self.refuses_custody and decode_transaction(raw).kind == ASK_CUSTODY:
             raise TransactionRefused("refused", reason="too_late")
 
-    def send(self, _key: SecretKey, kind: int, payload: list[Any]) -> None:
+    def send(self, _key: SecretKey, kind: int, payload: list[Any]) -> Any:
         self.wait(self.sign(len(self.final) + len(self.pool), kind, payload))
+        return SimpleNamespace(fee=7)
 
     def post_job(self, _key: SecretKey, _made: Any, *, control: Any, note: Any) -> None:
         """As the library: upload, sign, note, submit, wait."""
@@ -117,8 +118,12 @@ class Chain:
         self._called()
         return object() if task in self.kept else None
 
-    def cancel_task(self, _key: SecretKey, task: bytes) -> None:
+    def estimate(self, _sender: bytes, _kind: int, _payload: list[Any]) -> Any:
+        return SimpleNamespace(succeeded=True)
+
+    def cancel_task(self, _key: SecretKey, task: bytes) -> Any:
         self.cancelled.add(task)
+        return SimpleNamespace(fee=7)
 
 
 def kept_job(folder: Path) -> tuple[Store, JobRecord]:
@@ -190,7 +195,7 @@ def test_another_transaction_may_take_the_nonce_meanwhile(tmp_path: Path, kill_a
 def test_a_task_without_its_custody_is_cancelled(tmp_path: Path) -> None:
     chain = Chain(refuses_custody=True)
     store, job = run(tmp_path, chain, (7,))
-    assert job.is_posted and chain.cancelled == {job.task}
+    assert job.is_posted and chain.cancelled == {job.task} and (job.is_cancel_sent, job.more_fees) == (True, 7)
     store.close()
 
 
