@@ -32,6 +32,7 @@ SIGNS = {
     *(("relay", name) for name in ("deposit", "withdraw")),
     ("blob", "put"),
     ("faucet", "run"),
+    ("api", "run"),
 }
 """Every command that takes all of SIGNING: it sends a signed transaction, or hands something in that is signed."""
 SAMPLES = {"--reporter": "0x" + "ab" * 20, "--client": "0x" + "ab" * 20, "--path": "m/44'/60'/0'/0/1"}
