@@ -48,7 +48,7 @@ from tasks.ledger.registry import (
     wake_at,
 )
 from tasks.ledger.reputation import fade
-from tasks.ledger.trials import forget_trial, on_change
+from tasks.ledger.trials import forget_trial, leave_round, on_change
 
 __all__ = [
     "heartbeat",
@@ -238,6 +238,7 @@ def suspend(
     node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.steady_ms)
     save_node(state, node)
     index(state, node, parameters)
+    leave_round(state, address)
     emit(SUSPENDED(address))
 
 
@@ -251,6 +252,7 @@ def retire(
     node = node._replace(status=NodeStatus.RETIRING, seen_ms=block.steady_ms)
     save_node(state, node)
     index(state, node, parameters)
+    leave_round(state, address)
     schedule(state, Due(block.steady_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
     emit(RETIRED(address, 0))
 

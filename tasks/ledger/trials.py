@@ -49,8 +49,8 @@ from tasks.trials import SAMPLES_MAX, ShownLink, are_right, link_units, position
 
 __all__ = [
     "TRIALS_PER_BLOCK_MAX", "TRIAL_EVENTS", "TRIAL_LIMIT_BYTES", "TrialPhase", "TrialRecord", "ask_trial",
-    "asks_from_ms", "commit_trial", "find_round", "find_trial", "forget_trial", "judge_trial", "measured_node",
-    "measured_rate", "on_change", "show_trial", "step_trials", "trials_to_judge",
+    "asks_from_ms", "commit_trial", "find_round", "find_trial", "forget_trial", "judge_trial", "leave_round",
+    "measured_node", "measured_rate", "on_change", "show_trial", "step_trials", "trials_to_judge",
 ]  # fmt: skip
 
 TRIAL_LIMIT_BYTES: Final = 1536
@@ -307,13 +307,27 @@ def on_change(
 
     A price, a version or an endpoint is no such change; nor is a lower rate.
     """
-    if not parameters.trial_ms or not node.profile.roles & NodeRole.COMPUTE:
+    if not parameters.trial_ms:
+        return
+    if not node.profile.roles & NodeRole.COMPUTE:
+        leave_round(state, node.address)
         return
     record = find_trial(state, node.address)
     if record is not None and (record.phase is not TrialPhase.IDLE or not _is_other(before, node)):
         return
     record = record or _idle(node.address)
     _save(state, record, record._replace(due_ms=max(now_ms, _next_ms(record, parameters))))
+
+
+def leave_round(state: Overlay, address: bytes) -> None:
+    """Note that a machine goes off the market while a round is under way: it has missed that round (R72).
+
+    Its trial stays as it is; without one it has no rate from now on, whether or not its turn has come.
+    """
+    record = find_trial(state, address)
+    if record is None or record.phase is not TrialPhase.IDLE or find_round(state) is None:
+        return
+    _save(state, record, record._replace(rate=0, misses=min(record.misses + 1, MISSES_MAX)))
 
 
 def _is_other(before: NodeRecord | None, node: NodeRecord) -> bool:
@@ -432,6 +446,8 @@ def _on_due(
     record, node = find_trial(state, address), load_node(state, address)
     assert record is not None and node is not None, "a trial that is due is of a machine"
     match record.phase:
+        case TrialPhase.IDLE if find_round(state) is not None:  # a trial of its own would be a way round it (R72)
+            _save(state, record, record._replace(due_ms=block.steady_ms + parameters.trial_step_ms))
         case TrialPhase.IDLE if is_available(node, block.steady_ms, parameters):
             _begin(state, node, block, emit, parameters)
         case TrialPhase.IDLE:  # it is off, and asks when it is back

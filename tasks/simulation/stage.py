@@ -29,7 +29,8 @@ Setting = Mapping[str, int | float | str | bool]
 COST: Final = "cost"
 LENGTH: Final = "length"
 CUSTODY: Final = "custody"
-COMMON: Final = (COST, LENGTH, CUSTODY)
+WORTH: Final = "worth"
+COMMON: Final = (COST, LENGTH, CUSTODY, WORTH)
 """Parameters that each setting may have besides those of its strategy; they hold for honest agents too."""
 BLOCKS_MAX: Final = 6_000
 """More than the longest market takes: one that is cut off counts what is locked as spent."""
@@ -170,6 +171,8 @@ class Stage:
     dice: Dice
     own_tasks: bool = False
     """Whether the plot's requester posts the tasks."""
+    worth: float = 0.0
+    """What a correct window is worth to a requester, in prices; 0 for the usual part of its cost."""
     off: OffChain = field(default_factory=OffChain)
     plot: Plot = field(default_factory=Plot)
     leader: Leader | None = None
@@ -293,6 +296,7 @@ def play(
     dice, custody = Dice(number.to_bytes(8, "big")), bool(setting.get(CUSTODY, custody))
     share = int(setting.get("share", 20))
     stage = Stage(conditions or conditions_of(number, setting), share, dice, own_tasks, custody=custody)
+    stage.worth = float(setting.get(WORTH, 0))
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]
@@ -367,6 +371,8 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
     ids = [task.id for task in tasks]
     correct = forged = ransoms = 0
     unit = stage.conditions.window_cost * VALUE_MILLI // 1000
+    if stage.worth:
+        unit = int(stage.conditions.window_price * stage.worth)
     for task in tasks:
         for number in range(task.next_window):
             window = market.window(task.id, number)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import pytest
+
 from state.primitives.codec import Value
 from state.view.accounts import balance_of
 from tasks.engines.arrays import NumpyArrays
@@ -15,13 +17,14 @@ from tasks.ledger.deadlines import TRIAL_SLOT, trials_due
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.registry import NodeRole, require_node
-from tasks.ledger.transitions import RETIRE_NODE, UPDATE_NODE, hooks, node_payload
+from tasks.ledger.transitions import RETIRE_NODE, SUSPEND_NODE, UPDATE_NODE, hooks, node_payload
 from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
 from tasks.ledger.trials import (
     TRIALS_PER_BLOCK_MAX,
     TrialPhase,
     TrialRecord,
     asks_from_ms,
+    find_round,
     find_trial,
     measured_rate,
     trials_to_judge,
@@ -332,6 +335,49 @@ def test_a_trial_that_is_asked_for_gives_no_more_than_the_last_round_measured() 
         assert world.send(machine, ASK_TRIAL, []) is None
     high = trialists.run(machine)
     assert high.rate > 5 * low.rate and not high.is_round and rate_of(world, machine) == low.cap
+
+
+def twelve_in_a_round() -> tuple[World, Trialists, bytes, TrialRecord]:
+    """Return a world in whose last block a round began, and a machine whose turn comes in the next one."""
+    world = World(parameters=replace(TRIALS, trial_pause_ms=1))
+    world.add_machine(90, roles=CHECK)
+    trialists, machines = Trialists(world), [world.add_machine(at + 1, roles=WORK, rate=RATE) for at in range(12)]
+    while not all(trialists.trial(each).rate for each in machines):
+        world.block()
+        for each in machines:
+            trialists.act(each)
+    world._hooks = hooks(replace(world.parameters, trial_blocks=1))
+    world.block()
+    world._hooks = hooks(world.parameters)  # this one round
+    waiting = [each for each in machines if trialists.trial(each).phase is TrialPhase.IDLE]
+    assert len(waiting) == 4 and find_round(world.state) is not None
+    return world, trialists, waiting[0], trialists.trial(waiting[0])
+
+
+def test_n17_a_machine_that_sees_a_round_begin_cannot_ask_for_a_trial_of_its_own_before_its_turn() -> None:
+    """It was tried alone then, and the round passed it over: its trial was under way."""
+    world, trialists, machine, _ = twelve_in_a_round()
+    assert world.send(machine, ASK_TRIAL, []) is None
+    world.block()
+    record = trialists.trial(machine)
+    assert record.phase is TrialPhase.RUNNING and record.is_round
+
+
+@pytest.mark.parametrize("way", ["suspends", "retires", "no role"])
+def test_n17_a_machine_that_leaves_the_market_before_its_turn_has_missed_the_round(way: str) -> None:
+    """It came back when the round was over, with the rate that it had."""
+    world, trialists, machine, before = twelve_in_a_round()
+    profile = require_node(world.state, machine).profile
+    if way == "no role":
+        payload = node_payload(profile._replace(roles=CHECK), 0)
+        assert world.send(machine, UPDATE_NODE, payload) is None
+    else:
+        assert world.send(machine, SUSPEND_NODE if way == "suspends" else RETIRE_NODE, []) is None
+    world.block()
+    assert world.send(machine, UPDATE_NODE, node_payload(profile, 0)) is None
+    after = trialists.trial(machine)
+    assert before.rate > 0 and (after.rate, after.misses) == (0, before.misses + 1)
+    assert rate_of(world, machine) is None
 
 
 def test_who_misses_rounds_waits_twice_as_long_each_time_before_it_can_ask() -> None:
