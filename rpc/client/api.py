@@ -67,7 +67,19 @@ from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import decode_transaction, sign_transaction
 
-__all__ = ["Api", "ask_fees", "each", "one", "send", "send_beside", "send_signed", "wait_for"]
+__all__ = [
+    "Api",
+    "ask_account",
+    "ask_fees",
+    "ask_receipt",
+    "each",
+    "one",
+    "send",
+    "send_beside",
+    "send_signed",
+    "submit",
+    "wait_for",
+]
 
 _S = TypeVar("_S", bound=ResultObject)
 _T = TypeVar("_T")
@@ -152,7 +164,7 @@ def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
     return one(core, Block, "block", "dekube_getBlock", block=named)
 
 
-def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[Account]:
+def ask_account(core: Core, address: bytes, *, height: int | None = None) -> Flow[Account]:
     """Return balance and nonces of an account after the block ``height``, by default the newest."""
     check_address("address", address)
     answer = yield from core.call("dekube_getAccount", address=hexed(address), height=height)
@@ -161,7 +173,7 @@ def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[A
 
 def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[int]:
     """Return the free balance of an account in 10^-18 DKB."""
-    return (yield from _account(core, address, height=height)).balance
+    return (yield from ask_account(core, address, height=height)).balance
 
 
 def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
@@ -173,7 +185,7 @@ def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
     return found
 
 
-def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
+def ask_receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
     """Return the receipt of a final transaction."""
     check_hash("hash_", hash_)
     found = yield from one(core, Receipt, "receipt", "dekube_getReceipt", hash=hexed(hash_))
@@ -205,7 +217,7 @@ def _machines(core: Core) -> Stream[Machine]:
 # Transactions
 
 
-def _submit(core: Core, raw: bytes) -> Flow[bytes]:
+def submit(core: Core, raw: bytes) -> Flow[bytes]:
     """Submit a signed transaction of any form; return its hash. Submitting it again is harmless.
 
     Raises ClientError if it was certainly not accepted, with the reason. Raises GatewayUnreachable if it may have
@@ -220,7 +232,7 @@ def _submit(core: Core, raw: bytes) -> Flow[bytes]:
         if error.reason == "already_known":
             return hash_
         # An answer that was lost: the transaction may be final by now.
-        if error.reason == "nonce_too_low" and (yield from _receipt(core, hash_)) is not None:
+        if error.reason == "nonce_too_low" and (yield from ask_receipt(core, hash_)) is not None:
             return hash_
         if doubts or error.reason in DOUBTFUL:
             raise GatewayUnreachable(f"{error}; it may have been taken all the same") from None
@@ -253,7 +265,7 @@ def wait_for(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> F
     rule refuses it or it is not final in time.
     """
     check_timeout("timeout_s", timeout_s)
-    yield from _submit(core, raw)
+    yield from submit(core, raw)
     return (yield from _await_receipt(core, raw, timeout_s))
 
 
@@ -318,7 +330,7 @@ def _hand_in_again(core: Core, raw: bytes, hash_: bytes) -> Flow[None]:
     transaction has the same nonce.
     """
     try:
-        yield from _submit(core, raw)
+        yield from submit(core, raw)
     except ClientError as error:
         if error.reason == "nonce_too_low":
             text = f"another transaction than {hexed(hash_)} has its nonce: {error}"
@@ -416,7 +428,7 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
             nonce = decode_transaction(raw).nonce
             core.note_nonce(address, nonce)
             with suppress(GatewayUnreachable):  # it may have been taken
-                yield from _submit(core, raw)
+                yield from submit(core, raw)
         finally:
             core.unlock_account(address)
         return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw
@@ -455,11 +467,11 @@ def send_beside(
                 yield RunBlocking(partial(note, raw, second))
             if second is not None:
                 try:
-                    yield from _submit(core, second)
+                    yield from submit(core, second)
                 except (ClientError, GatewayUnreachable):
                     second = None
             with suppress(GatewayUnreachable):  # it may have been taken
-                yield from _submit(core, raw)
+                yield from submit(core, raw)
         finally:
             core.unlock_account(key.address)
         return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw, second
@@ -632,15 +644,15 @@ class Api:
     chain = FlowMethod(_chain)
     head = FlowMethod(_head)
     block = FlowMethod(_block)
-    account = FlowMethod(_account)
+    account = FlowMethod(ask_account)
     balance = FlowMethod(_balance)
     transaction = FlowMethod(_transaction)
-    receipt = FlowMethod(_receipt)
+    receipt = FlowMethod(ask_receipt)
     history = StreamMethod(_history)
     quote = FlowMethod(ask_fees)
     machine = FlowMethod(_machine)
     machines = StreamMethod(_machines)
-    submit = FlowMethod(_submit)
+    submit = FlowMethod(submit)
     wait = FlowMethod(wait_for)
     sign = FlowMethod(_sign)
     send = FlowMethod(send)

@@ -5,23 +5,26 @@ A job is made of a request (``tasks.requests``). Whatever is wrong is found befo
 
 from __future__ import annotations
 
+import json
+import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rpc.client.api import ask_fees, send, send_beside, wait_for
-from rpc.client.arguments import check_key
+from rpc.client.api import ask_account, ask_fees, ask_receipt, send, send_beside, submit, wait_for
+from rpc.client.arguments import check_amount, check_key
 from rpc.client.blobs import Progress
 from rpc.client.core import Core, Flow, RunBlocking, hexed
-from rpc.client.errors import ClientError, JobRefused, TransactionRefused
+from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import CustodyTerms, TaskQuote
-from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, put_file
+from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, ask_task, put_file
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
+from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 
@@ -42,6 +45,8 @@ __all__ = [
 
 MATCH_MS: Final = 600_000
 """How long a machine is looked for, if a program does not say."""
+PRICE_DEFAULT: Final = 5 * 10**15
+"""Highest price per 10^12 work units, if nobody says one."""
 FEE_MARGIN: Final = 150
 """Percent of the present fees that are kept for transactions: the base fee may rise before they are signed."""
 PRICE_ROUNDS_MAX: Final = 16
@@ -57,11 +62,15 @@ class JobQuote(NamedTuple):
 
 
 class SignedJob(NamedTuple):
-    """The signed transactions of a task that is being posted, in bytes; ``custody`` has the next nonce."""
+    """The signed transactions of a task that is being posted, in bytes; ``custody`` has the next nonce.
+
+    ``cost`` is what they lock and the most that they cost beside that.
+    """
 
     task: bytes
     create: bytes
     custody: bytes | None
+    cost: int = 0
 
 
 def make_job(
@@ -284,7 +293,7 @@ def _post_job(
             text = f"the task would cost {format_amount(cost)}, more than the budget of {format_amount(budget)}"
             raise JobRefused([("budget_exceeded", text)])
         if note is not None:
-            note(SignedJob(task_of(raw), raw, beside))
+            note(SignedJob(task_of(raw), raw, beside, cost))
 
     def ask(raw: bytes) -> tuple[int, list[Value]]:
         return ASK_CUSTODY, terms.values(task_of(raw))
@@ -325,9 +334,12 @@ def _finish_custody(core: Core, key: SecretKey, task: bytes, terms: _Custody, as
 
     try:
         if asked is not None:
-            yield from wait_for(core, asked)
-        else:
-            yield from send(core, key, ASK_CUSTODY, terms.values(task))
+            try:
+                yield from wait_for(core, asked)
+                return
+            except ClientError:  # its nonce was used by another transaction
+                pass
+        yield from send(core, key, ASK_CUSTODY, terms.values(task))
     except TransactionRefused as error:
         found: CustodyTerms | None = yield from ask_custody_terms(core, task)
         if found is not None and (found.key_root, found.inputs) == (terms.key_root, 0):
@@ -341,10 +353,130 @@ def _finish_custody(core: Core, key: SecretKey, task: bytes, terms: _Custody, as
         ) from None
 
 
+def _resume_job(core: Core, key: SecretKey, signed: SignedJob) -> Flow[bool]:
+    """Go on with a task that was being posted when the program was interrupted; return whether it exists then.
+
+    It submits what was signed, which is harmless if it was submitted before. The task never exists if another
+    transaction has its nonce, or if its own was refused: whoever wants it signs it again. Raises as ``post_job``.
+    """
+    first = decode_transaction(signed.create)
+    account = yield from ask_account(core, key.address)  # before the rest: what is asked next is not older
+    gateway = core.url
+    if not (yield from _is_created(core, signed)):
+        if account.nonce > first.nonce:
+            receipt = yield from ask_receipt(core, keccak(signed.create))
+            if core.url != gateway:  # another one may be some blocks behind
+                raise GatewayUnreachable(f"{gateway} does not answer any more")
+            if receipt is None or not receipt.succeeded:
+                return False
+        elif signed.custody is not None:
+            with suppress(ClientError, GatewayUnreachable):
+                yield from submit(core, signed.custody)
+        try:
+            yield from wait_for(core, signed.create)
+        except TransactionRefused as error:
+            if error.reason:
+                return False
+            raise
+    if signed.custody is not None:
+        match decode_transaction(signed.custody).payload:
+            case [bytes(), bytes(key_root), int(), int(amount)]:
+                terms = _Custody(key_root, amount)
+            case _:
+                raise AssertionError("not terms of custody")
+        if (yield from ask_custody_terms(core, signed.task)) is None:
+            yield from _finish_custody(core, key, signed.task, terms, signed.custody)
+    return True
+
+
+def _is_created(core: Core, signed: SignedJob) -> Flow[bool]:
+    """Tell whether the task is on chain; another transaction with its nonce may have created another one."""
+    found = yield from ask_task(core, signed.task)
+    match decode_transaction(signed.create).payload:
+        case [bytes(spec)]:
+            return found is not None and found.document["spec"]["raw"] == hexed(spec)
+        case _:
+            raise AssertionError("not a task")
+
+
+def _finetune(
+    core: Core, /, key: SecretKey, *, model: str | Path, data: str | Path | Sequence[Mapping[str, object]],
+    budget: int | None = None, max_price: int | None = None, seed: bytes | None = None,
+    custody: bool | None = None, control: Path | None = None, anyway: bool = False,
+    progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Train adapters for a model on rows; return the task when it is final. ``fields`` are those of a job file.
+
+    ``data`` is a file of JSON lines, or rows. Amounts are of 10^-18 DKB: ``budget`` bounds all that it costs,
+    ``max_price`` is per 10^12 work units. Without a seed it is random. Raises RequestInvalid before anything is
+    sent, otherwise as ``post_job``.
+    """
+    wanted = _Wanted("finetune", model, data, budget, max_price, seed, custody)
+    return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
+
+
+def _generate(
+    core: Core, /, key: SecretKey, *, model: str | Path, data: str | Path | Sequence[Mapping[str, object]],
+    budget: int | None = None, max_price: int | None = None, seed: bytes | None = None,
+    custody: bool | None = None, control: Path | None = None, anyway: bool = False,
+    progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Continue prompts with a model; return the task when it is final. Arguments are as of ``finetune``."""
+    wanted = _Wanted("generate", model, data, budget, max_price, seed, custody)
+    return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
+
+
+class _Wanted(NamedTuple):
+    kind: str
+    model: str | Path
+    data: str | Path | Sequence[Mapping[str, object]]
+    budget: int | None
+    max_price: int | None
+    seed: bytes | None
+    custody: bool | None
+
+
+def _make_and_post(
+    core: Core, key: SecretKey, wanted: _Wanted, fields: Mapping[str, object], control: Path | None,
+    progress: Progress | None, *, anyway: bool,
+) -> Flow[CreatedTask]:  # fmt: skip
+    check_key("key", key)
+    job: MadeJob = yield RunBlocking(partial(_made, wanted, fields))
+    if wanted.budget is not None:
+        check_amount("budget", wanted.budget)
+        price = yield from _price_within(
+            core, [job.spec], wanted.budget, most=wanted.max_price, has_custody=wanted.custody is not False
+        )
+        job = at_price(job, price.per_tera_unit)
+    return (
+        yield from _post_job(
+            core, key, job, control=control, custody=wanted.custody, anyway=anyway, budget=wanted.budget,
+            progress=progress,
+        )
+    )  # fmt: skip
+
+
+def _made(wanted: _Wanted, fields: Mapping[str, object]) -> MadeJob:
+    from tasks.requests.reading import request_of
+
+    content, data = None, wanted.data
+    if not isinstance(data, str | Path):
+        content = b"".join(json.dumps(row).encode() + b"\n" for row in data)
+        data = "the rows"
+    named = {"kind": wanted.kind, "model": str(wanted.model), "data": str(data)}
+    return make_job(
+        request_of({**named, **fields}), seed=wanted.seed or secrets.token_bytes(HASH_BYTES),
+        max_price_per_tera_unit=wanted.max_price or PRICE_DEFAULT, data=content,
+    )  # fmt: skip
+
+
 class JobApi:
     """Methods of both clients about jobs of one's own model and data."""
 
     quote_job = FlowMethod(_quote_job)
     price_within = FlowMethod(_price_within)
     post_job = FlowMethod(_post_job)
+    resume_job = FlowMethod(_resume_job)
+    finetune = FlowMethod(_finetune)
+    generate = FlowMethod(_generate)
     put_contents = FlowMethod(put_contents)

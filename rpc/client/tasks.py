@@ -196,7 +196,7 @@ def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
     return quote
 
 
-def _task(core: Core, task: bytes) -> Flow[Task | None]:
+def ask_task(core: Core, task: bytes) -> Flow[Task | None]:
     """Return a task; its job is in ``document["spec"]``."""
     check_hash("task", task)
     return one(core, Task, "task", "dekube_getTask", task=hexed(task))
@@ -610,7 +610,7 @@ def _result(
     opened with ``key``, that of its requester's account. Raises NoResult, ResultMismatch, ControlUnavailable,
     GatewayUnreachable; ChunkInvalid and OutputIsGarbage for false bytes in custody.
     """
-    record = yield from _task(core, task)
+    record = yield from ask_task(core, task)
     if record is None:
         raise NoResult(f"no task has the id {hexed(task)}")
     windows = yield from gather(_task_windows(core, task))
@@ -741,7 +741,7 @@ class TaskApi:
 
     quote_task = FlowMethod(ask_quote)
     check_job = FlowMethod(_check_job)
-    task = FlowMethod(_task)
+    task = FlowMethod(ask_task)
     tasks = StreamMethod(_tasks)
     task_changes = StreamMethod(_task_changes)
     task_windows = StreamMethod(_task_windows)

@@ -9,7 +9,7 @@ from state.primitives.amounts import DECIMALS, format_amount
 from tasks.requests.fields import JobFields
 from tasks.spec import MATCH_MS_MAX, PRICE_MAX
 
-__all__ = ["TERMS", "Terms", "amount_of", "terms_of"]
+__all__ = ["TERMS", "Terms", "amount_field", "amount_of", "terms_of"]
 
 TERMS: Final = ("budget", "max_price", "match_s", "seed", "custody")
 SEED_LENGTH_MAX: Final = 256
@@ -39,7 +39,7 @@ def amount_of(text: str) -> int | None:
 
 def terms_of(fields: JobFields) -> Terms:
     """Take the terms out of the fields. Raises RequestInvalid."""
-    budget, price = _amount(fields, "budget", None), _amount(fields, "max_price", PRICE_MAX)
+    budget, price = amount_field(fields, "budget", None), amount_field(fields, "max_price", PRICE_MAX)
     match_s = None
     if fields.has("match_s"):
         match_s = fields.whole("match_s", 1)
@@ -57,7 +57,8 @@ def terms_of(fields: JobFields) -> Terms:
     return Terms(budget, price, None if match_s is None else match_s * 1000, seed, custody)
 
 
-def _amount(fields: JobFields, name: str, most: int | None) -> int | None:
+def amount_field(fields: JobFields, name: str, most: int | None) -> int | None:
+    """Return an amount, None where it is absent. Raises RequestInvalid."""
     if not fields.has(name):
         return None
     value: Any = fields.value(name)

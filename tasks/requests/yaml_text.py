@@ -78,6 +78,8 @@ class _Reader:
         if start.version is not None or start.tags:
             raise self._wrong("no directives (%YAML, %TAG)", start)
         values = self._value(events, next(events), (), 0)
+        if values == {}:
+            raise RequestInvalid("no field in it", file=self._file)
         if not isinstance(values, dict):
             raise self._wrong("fields expected, as `kind: finetune`", start)
         next(events)  # the end of the document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,17 +19,14 @@ EXPECTED: Final = "a job in YAML (`dekube templates` shows some)"
 
 
 def read_job(file: Path, home: Home | None = None) -> JobFile:
-    """Return what a file asks for; its model may be one of ``home`` by name.
+    """Return what a file asks for; its models may be those of ``home`` by name.
 
     Raises ConfigError, and RequestInvalid, which names file and line.
     """
     from tasks.requests.reading import read_file  # with NumPy, which other commands do without
 
     found = read_file(read_text(file, FILE_BYTES_MAX, EXPECTED), str(file))
-    if home is None:
-        return found
-    model = _named_model(found.request.model, file, home)
-    return found._replace(request=found.request._replace(model=model))
+    return found if home is None else found._replace(model_of=partial(_named_model, file=file, home=home))
 
 
 def _named_model(model: str, file: Path, home: Home) -> str:

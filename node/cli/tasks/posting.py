@@ -16,7 +16,7 @@ from node.cli.commands import next_command
 from node.cli.confirm import send_signed, yes_option
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
-from node.cli.option_conflicts import not_with, only_with
+from node.cli.option_conflicts import not_with, only_with, refuse_given
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
@@ -36,6 +36,7 @@ from node.cli.tasks.keeping import NO_CUSTODY, CustodyAsk, check_node, plain_dat
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.told import told_job
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
+from node.cli.workflows import create_all, quote_all
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
@@ -79,6 +80,13 @@ RECIPE: Final = ("--data", "--steps", "--windows", "--widths", "--max-price", "-
 """Defaults for a job without a file."""
 _SAID_BY_FILE: Final = ("--data", "--steps", "--windows", "--widths")
 """Those of them that a file of a job says itself."""
+
+
+_ONE_TASK: Final = (
+    "--max-price", "--match-s", "--seed", "--custody", "--no-custody", "--private", "--keep-input", "--holders",
+    "--threshold", "--members", "--spares",
+)  # fmt: skip
+"""Options of a single task; a file of several tasks says the terms of all."""
 
 
 class _Recipe(NamedTuple):
@@ -182,7 +190,10 @@ def _seed(text: str | None) -> bytes:
 
 def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, *, has_custody: bool) -> _Unposted:
     """Return the job of a file; options of the command line come before its terms."""
-    terms, request = read_job(file, session.home)
+    found = read_job(file, session.home)
+    if not found.is_single:
+        raise ConfigError(f"{file}: several tasks; `dekube task create -f FILE` posts them")
+    terms, request = found.terms, found.request
     tuned = tuned_of(client, request, session.control())
     price = recipe.max_price if recipe.max_price is not None else terms.max_price
     match_ms = recipe.match_s * 1000 if recipe.match_s is not None else terms.match_ms
@@ -194,8 +205,8 @@ def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, 
         say(f"Note: {note}.")
     if terms.budget is not None:
         is_kept = has_custody and terms.custody is not False
-        found = client.price_within([made.spec], terms.budget, most=price, has_custody=is_kept)
-        made = at_price(made, found.per_tera_unit)
+        within = client.price_within([made.spec], terms.budget, most=price, has_custody=is_kept)
+        made = at_price(made, within.per_tera_unit)
     return _Unposted(encode_spec(made.spec), made, terms)
 
 
@@ -248,6 +259,10 @@ def quote(
       dekube task quote -f finetune.yaml
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
+    if recipe.job_file is not None and not (several := read_job(recipe.job_file, session.home)).is_single:
+        refuse_given((*_ONE_TASK, "--save"), "the file has several tasks")
+        quote_all(session, several, recipe.job_file, as_json=as_json)
+        return
     check_overwrite(save, yes=yes, option="--save")
     standing = check_seats(members, spares)
     if not (recipe.seed or recipe.spec_file or recipe.job_file):  # the command that posts it names it
@@ -394,6 +409,7 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 
 @not_with(("--no-custody",), "--private", "--keep-input", "--holders")
 @only_with(("--spares",), "--members")
+@only_with(("--name",), "--file")
 @not_with(("--keep-input",), "--members")
 @not_with((*RECIPE, "--file"), "--spec")
 @not_with((*_SAID_BY_FILE, "--dataset"), "--file")
@@ -418,12 +434,14 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
               help="With --members: machines that stand by. Default: one for eight.")  # fmt: skip
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
 @click.option("--anyway", is_flag=True, help="Create the task even if no machine can run it now.")
+@click.option("--name", metavar="TEXT",
+              help="With a file of several tasks: the workflow's name. Default: the file's.")  # fmt: skip
 @yes_option
 @json_option
 def create(
     session: Session, recipe: _Recipe, is_kept: bool | None, is_private: bool, keeps_input: bool,
     dataset: Path | None, holders: int, threshold: int | None, members: int, spares: int | None, watches: bool,
-    anyway: bool, yes: bool, as_json: bool,
+    anyway: bool, name: str | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
@@ -441,6 +459,8 @@ def create(
     On a chain with custody drawn machines keep the outputs, unless you give --no-custody. Then nobody but
     the worker answers for them.
 
+    A file may have an array or steps: then all its tasks are posted. If the command is interrupted, run it again.
+
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
     worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
     may be offline after this command. For a public task --keep-input does the same.
@@ -456,6 +476,10 @@ def create(
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
+    if recipe.job_file is not None and not (job := read_job(recipe.job_file, session.home)).is_single:
+        refuse_given(_ONE_TASK, "the file has several tasks")
+        create_all(session, job, recipe.job_file, name, anyway=anyway, yes=yes, watches=watches, as_json=as_json)
+        return
     key = session.key()
     with session.client() as client:
         raw, made, terms = _job(session, client, recipe, has_custody=is_kept is not False)

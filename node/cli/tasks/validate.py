@@ -33,11 +33,15 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
     from rpc.client.jobs import make_job
     from tasks.requests.reading import kind_of
 
-    request = read_job(file, home).request
-    answer = {"file": str(file), "kind": kind_of(request)}
-    if not fields_only:
+    job = read_job(file, home)
+    requests = [job.request_of(member) for step in job.steps for member in step.members]
+    answer = {"file": str(file), "kind": ", ".join(dict.fromkeys(map(kind_of, requests)))}
+    if not job.is_single:
+        answer["tasks"] = str(len(requests))
+    for request in () if fields_only else requests:
         made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)
-        steps, windows = made.spec.schedule.total_steps, made.spec.windows
-        answer |= {"steps": str(steps), "windows": str(windows), **told_job(made)}
-        answer |= {"notes": "; ".join(made.notes)} if made.notes else {}
+        if job.is_single:
+            steps, windows = made.spec.schedule.total_steps, made.spec.windows
+            answer |= {"steps": str(steps), "windows": str(windows), **told_job(made)}
+            answer |= {"notes": "; ".join(made.notes)} if made.notes else {}
     show_fields(answer, as_json=as_json, title="Valid")

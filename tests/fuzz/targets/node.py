@@ -66,6 +66,7 @@ from node.sync.messages import (
     encode_records,
 )
 from node.telemetry.clock_skew import decode_clock
+from node.workflows.records import read_record
 from state.primitives.address import format_address
 from state.primitives.blocks import decode_block
 from state.primitives.codec import encode
@@ -122,6 +123,17 @@ ends:
   - 2
   - 7
 """
+
+
+WORKFLOW = json.dumps(
+    {
+        "version": 1, "name": "a", "file": "f", "digest": "ab", "account": "cd", "chain_id": 5, "seed": "07",
+        "prices": {"": 5}, "lost": 0, "is_cancelled": False,
+        "members": [
+            {"step": "", "name": "n=1", "task": "ab", "create": "cd", "custody": "", "cost": 7, "is_created": True}
+        ],
+    }
+).encode()  # fmt: skip
 
 
 def light_files() -> tuple[bytes, ...]:
@@ -374,6 +386,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("node.cli.tasks.job_file:read_job", "tasks.requests.reading:read_file",
          "tasks.requests.yaml_text:read_yaml"),
         (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "workflow record", Target(
+        read_record, (WORKFLOW,), ("node.workflows.records:read_record",), (ValueError, TypeError, KeyError),
+        memory=400,
     )  # fmt: skip
     yield "light client's file", Target(
         of_file("light.json", load_light_file), light_files(),

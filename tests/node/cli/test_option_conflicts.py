@@ -33,6 +33,7 @@ SIGNS = {
     ("blob", "put"),
     ("faucet", "run"),
     ("api", "run"),
+    ("workflow", "cancel"),
 }
 """Every command that takes all of SIGNING: it sends a signed transaction, or hands something in that is signed."""
 SAMPLES = {"--reporter": "0x" + "ab" * 20, "--client": "0x" + "ab" * 20, "--path": "m/44'/60'/0'/0/1"}
@@ -103,6 +104,7 @@ def test_a_job_of_a_file_takes_none_of_the_options_that_make_a_job() -> None:
             "--threshold",
             "--members",
             "--spares",
+            "--name",
         }
         others = {
             "--spec",

@@ -12,7 +12,7 @@ from node.cli import group
 from node.cli.templates import names, template
 from state.primitives.errors import ConfigError
 from tasks.requests.errors import RequestInvalid
-from tasks.requests.reading import KINDS, kind_of, read_file
+from tasks.requests.reading import KINDS, kind_of, read_file, request_of_member
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
 
@@ -26,8 +26,15 @@ def test_what_a_template_shows_are_the_defaults(name: str) -> None:
     text = template(name)
     found = read_file(text, "f.yaml")
     least = "".join(line for line in text.partition("# Every field")[0].splitlines(keepends=True))
-    assert read_file(least, "f.yaml").request == found.request
+    for step, same in zip(read_file(least, "f.yaml").steps, found.steps, strict=True):
+        for member, other in zip(step.members, same.members, strict=True):
+            assert request_of_member(member) == request_of_member(other)
     assert found.terms.budget
+
+
+def test_the_sweep_is_an_array_of_twelve_and_the_steps_are_two_jobs() -> None:
+    assert [len(step.members) for step in read_file(template("sweep"), "f").steps] == [12]
+    assert [step.name for step in read_file(template("steps"), "f").steps] == ["tune", "ask"]
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

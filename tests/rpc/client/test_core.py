@@ -21,7 +21,7 @@ from rpc.client import (
     OtherChain,
     TransactionRefused,
 )
-from rpc.client.api import GRACE_S, _sign, _submit, send, wait_for
+from rpc.client.api import GRACE_S, _sign, send, submit, wait_for
 from rpc.client.block_stream import REPLAY_BATCH, REPLAY_MAX, notifications
 from rpc.client.core import BATCH_MAX, Core, Flow, Post, http_url
 from rpc.gateway.dispatch import DispatchOptions
@@ -256,7 +256,7 @@ def test_an_answer_that_was_lost_is_no_failure() -> None:
     def known(_method: str, _params: Any) -> Any:
         raise RpcError("already_known", "already known")
 
-    assert World(known).run(_submit(World(known).core, RAW)) == keccak(RAW)
+    assert World(known).run(submit(World(known).core, RAW)) == keccak(RAW)
 
     def final(method: str, _params: Any) -> Any:
         if method == "dekube_sendTransaction":
@@ -264,12 +264,12 @@ def test_an_answer_that_was_lost_is_no_failure() -> None:
         return {"receipt": receipt()}
 
     world = World(final)
-    assert world.run(_submit(world.core, RAW)) == keccak(RAW)
+    assert world.run(submit(world.core, RAW)) == keccak(RAW)
     world.all[0].answer = lambda m, _: (
         (_ for _ in ()).throw(RpcError("nonce_too_low", m)) if "send" in m else {"receipt": None}
     )
     with pytest.raises(ClientError):
-        world.run(_submit(world.core, RAW))
+        world.run(submit(world.core, RAW))
 
 
 def test_a_transaction_is_given_to_the_gateway_that_takes_over() -> None:

@@ -22,14 +22,14 @@ from rpc.client.api import (
     FINAL_TIMEOUT_S,
     GRACE_S,
     _chain,
-    _receipt,
     _sign,
     _sign_call,
-    _submit,
     _transaction,
+    ask_receipt,
     send,
     send_beside,
     send_signed,
+    submit,
 )
 from rpc.client.core import Core, Flow, gather, hexed
 from rpc.client.tasks import _bill, _create_task, _follow
@@ -137,7 +137,7 @@ def test_a_hand_in_says_whether_it_may_have_been_taken(
 ) -> None:
     sure = World(lambda *_: (_ for _ in ()).throw(RpcError("mempool_full", "full")))
     with pytest.raises(ClientError):
-        sure.run(_submit(sure.core, RAW))
+        sure.run(submit(sure.core, RAW))
 
     def answer(method: str, _params: Any) -> Any:
         if method == "dekube_getReceipt":
@@ -148,7 +148,7 @@ def test_a_hand_in_says_whether_it_may_have_been_taken(
     refusals = [RpcError(reason, "no") for reason in after]
     world = World(answer, answer)
     with pytest.raises(GatewayUnreachable):
-        world.run(_submit(world.core, RAW))
+        world.run(submit(world.core, RAW))
 
 
 def test_a_nonce_that_another_transaction_has_is_an_end() -> None:
@@ -199,7 +199,7 @@ def test_the_receipt_of_another_transaction_is_none() -> None:
     world = World(answer)
     with pytest.raises(TransactionRefused, match="not final yet"):
         world.run(send(world.core, KEY, 1, []))
-    for ask in (_receipt, _transaction):
+    for ask in (ask_receipt, _transaction):
         with pytest.raises(AnswerMalformed):
             world.run(ask(world.core, b"h" * 32))
 

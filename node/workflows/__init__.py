@@ -1,0 +1,1 @@
+"""Several tasks of one file: posted once, also over interruptions (docs/decisions/0101-requests.md)."""
