@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["create_all", "quote_all", "workflow"]
 
 POLL_S: Final = 2.0
-_COLUMNS: Final = ("step", "task of", "phase", "windows", "loss", "paid", "task")
+_COLUMNS: Final = ("job", "varied", "phase", "windows", "loss", "paid", "task")
 
 
 def _store(session: Session) -> WorkflowStore:
@@ -86,7 +86,7 @@ def create_all(
         for step in job.steps:
             if any(not member.is_created for member in record.of_step(step.name)):
                 if step.after:
-                    say(f"Step {step.name} waits for {', '.join(step.after)}.")
+                    say(f"Job {step.name} waits for {', '.join(step.after)}.")
                     all_of_it.wait_settled(step.after)
                 all_of_it.post(step)
         if not watches:
@@ -140,7 +140,7 @@ def _told(states: Sequence[MemberState], record: WorkflowRecord) -> dict[str, An
         "cancelled": record.is_cancelled,
         "tasks": [
             {
-                "step": state.member.step,
+                "job": state.member.step,
                 "varied": state.member.name,
                 "task": f"0x{state.member.task}" if state.member.task else None,
                 "phase": state.phase,
@@ -157,8 +157,8 @@ def _told(states: Sequence[MemberState], record: WorkflowRecord) -> dict[str, An
 def _show(states: Sequence[MemberState], record: WorkflowRecord) -> None:
     rows = [
         {
-            "step": state.member.step or None,
-            "task of": state.member.name or None,
+            "job": state.member.step or None,
+            "varied": state.member.name or None,
             "phase": state.phase,
             "windows": f"{state.final}/{state.windows}",
             "loss": None if state.loss is None else f"{state.loss:.4f}",

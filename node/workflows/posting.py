@@ -118,7 +118,9 @@ class Workflow:
                     raise TaskEnded(f"task {hexed(task)} has not ended in time")
                 time.sleep(POLL_S)
             if found.phase != "settled":
-                raise TaskEnded(f"task {hexed(task)} of step {member.step} ended {found.phase}; a step needs it")
+                raise TaskEnded(
+                    f"task {hexed(task)} of job {member.step} ended {found.phase}; another job needs it"
+                )
 
     def _resume(self, member: MemberRecord) -> None:
         """Go on with what was signed for a task; forget it if it can never be on chain."""

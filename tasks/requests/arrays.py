@@ -24,15 +24,16 @@ __all__ = [
 ]
 
 MATRIX: Final = "matrix"
-STEPS: Final = "steps"
+STEPS: Final = "jobs"
+"""Not ``steps``: that is how long a job trains."""
 MEMBERS_MAX: Final = 64
 """Tasks of an array."""
 STEPS_MAX: Final = 8
 NAME_LENGTH_MAX: Final = 32
 NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{NAME_LENGTH_MAX - 1}}}")
 """Names of steps, and of workflows."""
-BY_STEP: Final = "step:"
-"""A value ``step:NAME`` stands for what the step of that name makes."""
+BY_STEP: Final = "job:"
+"""A value ``job:NAME`` stands for what the step of that name makes."""
 BY_TASK: Final = "task:"
 _REFERENCES: Final = ("adapter",)
 """Fields that may name a step."""
@@ -129,10 +130,10 @@ def steps_named(fields: JobFields, values: Mapping[str, Any], earlier: Mapping[s
             continue
         step = value.removeprefix(BY_STEP)
         if name not in _REFERENCES:
-            raise fields.wrong(name, f"{name}: only {', '.join(_REFERENCES)} can be what a step makes")
+            raise fields.wrong(name, f"{name}: only {', '.join(_REFERENCES)} can be what a job makes")
         if step not in earlier:
-            raise fields.wrong(name, f"{name}: no step {step!r} before this one")
+            raise fields.wrong(name, f"{name}: no job {step!r} before this one")
         if earlier[step] != 1:
-            raise fields.wrong(name, f"{name}: step {step} is an array of {earlier[step]} tasks")
+            raise fields.wrong(name, f"{name}: job {step} is an array of {earlier[step]} tasks")
         found.append(step)
     return tuple(found)

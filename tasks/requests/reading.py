@@ -22,6 +22,7 @@ __all__ = [
     "request_of_member",
 ]  # fmt: skip
 
+_TERMS: Final = ", ".join(TERMS)
 Request: TypeAlias = TuningRequest | GeneratingRequest
 KINDS: Final[Mapping[str, Callable[[JobFields], Request]]] = {
     KIND_FINETUNE: tuning_of,
@@ -85,7 +86,7 @@ def read_file(text: str, file: str) -> JobFile:
     given = sum(step.budget or 0 for step in steps)
     if terms.budget is not None and given > terms.budget:
         most = format_amount(terms.budget)
-        text = f"the budgets of the steps are {format_amount(given)} together, the budget {most}"
+        text = f"the budgets of the jobs are {format_amount(given)} together, the budget {most}"
         raise RequestInvalid(text, file=file, line=document.lines.get(("budget",)), field="budget")
     return JobFile(terms, tuple(steps))
 
@@ -93,16 +94,18 @@ def read_file(text: str, file: str) -> JobFile:
 def _steps(fields: JobFields, rest: Mapping[str, Any], file: str, lines: Mapping[Place, int]) -> list[Step]:
     for name in rest:
         if name != STEPS:
-            raise fields.wrong(name, f"{name} belongs into a step; beside steps there are {', '.join(TERMS)}")
+            raise fields.wrong(
+                name, f"{name} belongs into one of the jobs; beside jobs there are {', '.join(TERMS)}"
+            )
     table = fields.value(STEPS)
     if not isinstance(table, dict) or not 0 < len(table) <= STEPS_MAX:
-        raise fields.wrong(STEPS, f"steps: 1 to {STEPS_MAX} names with the fields of a job each expected")
+        raise fields.wrong(STEPS, f"jobs: 1 to {STEPS_MAX} names with the fields of a job each expected")
     inner = JobFields(table, file=file, lines=lines, place=(STEPS,))
     found: list[Step] = []
     for name, values in table.items():
         if not NAME.fullmatch(name):
             raise inner.wrong(
-                name, f"{name}: the name of a step has letters, digits and -_, {NAME_LENGTH_MAX} at most"
+                name, f"{name}: the name of a job has letters, digits and -_, {NAME_LENGTH_MAX} at most"
             )
         if not isinstance(values, dict):
             raise inner.wrong(name, f"{name}: the fields of a job expected")

@@ -233,9 +233,9 @@ def test_a_step_waits_for_a_settled_one_and_the_budget_is_shared(job: JobFile, t
     workflow.post(job.steps[0])
     workflow.wait_settled([""])
     ledger.phase = "failed"
-    with pytest.raises(TaskEnded, match="ended failed; a step needs it"):
+    with pytest.raises(TaskEnded, match="ended failed; another job needs it"):
         workflow.wait_settled([""])
-    text = "budget: 3 DKB\nsteps:\n" + "".join(
+    text = "budget: 3 DKB\njobs:\n" + "".join(
         f"  {name}: {{kind: generate, model: m, data: d{more}}}\n"
         for name, more in (("a", ", budget: 2 DKB"), ("b", ""), ("c", ""))
     )

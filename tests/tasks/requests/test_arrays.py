@@ -20,7 +20,7 @@ matrix:
 budget: 2.5 DKB
 """
 STEPS = """budget: 3 DKB
-steps:
+jobs:
   tune:
     kind: finetune
     model: m
@@ -86,16 +86,16 @@ def test_what_is_wrong_in_a_matrix_has_its_line(was: str, now: str, why: str, li
 @pytest.mark.parametrize(
     ("was", "now", "why", "line"),
     [
-        ("budget: 3 DKB", "budget: 1 DKB", "the budgets of the steps are 2 DKB together, the budget 1 DKB", 1),
-        ("budget: 3 DKB", "kind: finetune", "kind belongs into a step", 1),
-        ("  ask:", "  a b:", "the name of a step has letters", 8),
+        ("budget: 3 DKB", "budget: 1 DKB", "the budgets of the jobs are 2 DKB together, the budget 1 DKB", 1),
+        ("budget: 3 DKB", "kind: finetune", "kind belongs into one of the jobs", 1),
+        ("  ask:", "  a b:", "the name of a job has letters", 8),
         (
             "    model: m\n    data: p.jsonl",
-            "    model: step:tune\n    data: p",
-            "only adapter can be what a step",
+            "    model: job:tune\n    data: p",
+            "only adapter can be what a job",
             10,
         ),
-        ("    data: p.jsonl", "    data: p.jsonl\n    adapter: step:later", "adapter: no step 'later' before", 12),
+        ("    data: p.jsonl", "    data: p.jsonl\n    adapter: job:later", "adapter: no job 'later' before", 12),
         ("    data: p.jsonl", "    dat: p.jsonl", "dat is not a known field; did you mean data?", 11),
         ("    data: p.jsonl", "", "data is missing", 8),
     ],
