@@ -19,7 +19,8 @@ from state.primitives.keys import SecretKey
 
 if TYPE_CHECKING:
     from rpc.client.jobs import MadeJob
-    from tasks.requests.reading import JobFile, Step
+    from tasks.models.generating import Tuned
+    from tasks.requests.reading import JobFile, Request, Step
 
 __all__ = ["StepPlan", "Workflow", "shares_of"]
 
@@ -61,6 +62,8 @@ class Workflow:
     control: Path | None = None
     anyway: bool = False
     tell: Callable[[str], None] = lambda _line: None
+    tuned_of: Callable[[Client, Request, Path | None], Tuned | None] = lambda _client, _request, _control: None
+    """Fetches the result of the task that a request names as its adapters."""
     _shares: dict[str, int | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,8 +168,9 @@ class Workflow:
 
     def _made(self, step: Step, at: int, price: int) -> MadeJob:
         tasks: Mapping[str, str] = {name: f"task:0x{self.record.of_step(name)[0].task}" for name in step.after}
+        request = self.job.request_of(step.members[at], tasks)
         return make_job(
-            self.job.request_of(step.members[at], tasks), max_price_per_tera_unit=price,
+            request, max_price_per_tera_unit=price, tuned=self.tuned_of(self.client, request, self.control),
             seed=digest(b"workflow-step", bytes.fromhex(self.record.seed) + step.name.encode()),
             match_ms=self.job.terms.match_ms or MATCH_MS_DEFAULT,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import CustodyTerms, TaskQuote
-from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, ask_task, put_file
+from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, ask_result, ask_task, put_file
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
 from state.primitives.hashing import HASH_BYTES, keccak
@@ -441,7 +441,11 @@ def _make_and_post(
     progress: Progress | None, *, anyway: bool,
 ) -> Flow[CreatedTask]:  # fmt: skip
     check_key("key", key)
-    job: MadeJob = yield RunBlocking(partial(_made, wanted, fields))
+    request: Request = yield RunBlocking(partial(_requested, wanted, fields))
+    tuned, task = None, getattr(request, "adapter", None)
+    if task is not None:
+        tuned = yield from ask_result(core, task, control=control)
+    job: MadeJob = yield RunBlocking(partial(_made, wanted, request, tuned))
     if wanted.budget is not None:
         check_amount("budget", wanted.budget)
         price = yield from _price_within(
@@ -456,17 +460,19 @@ def _make_and_post(
     )  # fmt: skip
 
 
-def _made(wanted: _Wanted, fields: Mapping[str, object]) -> MadeJob:
+def _requested(wanted: _Wanted, fields: Mapping[str, object]) -> Request:
     from tasks.requests.reading import request_of
 
-    content, data = None, wanted.data
-    if not isinstance(data, str | Path):
-        content = b"".join(json.dumps(row).encode() + b"\n" for row in data)
-        data = "the rows"
-    named = {"kind": wanted.kind, "model": str(wanted.model), "data": str(data)}
+    data = str(wanted.data) if isinstance(wanted.data, str | Path) else "the rows"
+    return request_of({"kind": wanted.kind, "model": str(wanted.model), "data": data, **fields})
+
+
+def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:
+    rows = wanted.data
+    data = None if isinstance(rows, str | Path) else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     return make_job(
-        request_of({**named, **fields}), seed=wanted.seed or secrets.token_bytes(HASH_BYTES),
-        max_price_per_tera_unit=wanted.max_price or PRICE_DEFAULT, data=content,
+        request, seed=wanted.seed or secrets.token_bytes(HASH_BYTES),
+        max_price_per_tera_unit=wanted.max_price or PRICE_DEFAULT, data=data, tuned=tuned,
     )  # fmt: skip
 
 

@@ -599,7 +599,7 @@ def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
             raise NoResult(f"blob {hexed(blob)}: {error.strerror}") from None
 
 
-def _result(
+def ask_result(
     core: Core, task: bytes, *, control: Path | None = None, window: int | None = None,
     progress: Progress | None = None, folder: Path | None = None, key: SecretKey | None = None,
 ) -> Flow[TaskResult]:  # fmt: skip
@@ -766,4 +766,4 @@ class TaskApi:
     withdraw_sponsor = FlowMethod(_withdraw_sponsor)
     follow = StreamMethod(_follow)
     upload = FlowMethod(put_file)
-    result = FlowMethod(_result)
+    result = FlowMethod(ask_result)

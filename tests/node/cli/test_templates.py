@@ -34,7 +34,10 @@ def test_what_a_template_shows_are_the_defaults(name: str) -> None:
 
 def test_the_sweep_is_an_array_of_twelve_and_the_steps_are_two_jobs() -> None:
     assert [len(step.members) for step in read_file(template("sweep"), "f").steps] == [12]
-    assert [step.name for step in read_file(template("steps"), "f").steps] == ["tune", "ask"]
+    steps = read_file(template("steps"), "f")
+    assert [(step.name, step.after) for step in steps.steps] == [("tune", ()), ("ask", ("tune",))]
+    asked = steps.request_of(steps.steps[1].members[0], {"tune": "task:0x" + "ab" * 32})
+    assert getattr(asked, "adapter", None) == b"\xab" * 32
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
