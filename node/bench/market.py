@@ -7,20 +7,29 @@ from pathlib import Path
 from time import process_time
 from typing import Final
 
-from node.bench.market_programs import ProgramBlocks
+from node.bench.market_blocks import joined
 from node.bench.market_shares import figures as shares
 from node.bench.market_state import Disk
+from node.bench.market_steps import StepBlocks
 from state.transition.runtime import Execution
 from tasks.ledger.open_task import WORKER_ASSIGNED
 
 __all__ = ["run"]
 
 BLOCKS: Final = (
-    "payments", "heartbeats", "suspensions", "registrations", "updates", "creations", "proofs", "seals", "reveals",
-    "openings", "moves", "receipts", "deadlines", "call", "scarce_call", "hopeless_call", "shared_call",
-    "everything", "everything_called", "tuned_creations", "tuned_moves", "tuned_claims", "tuned_proofs",
+    "payments", "heartbeats", "payouts", "terms", "withdrawals", "suspensions", "registrations", "updates",
+    "creations", "new_groups", "new_seats", "additions", "acceptances", "starts", "cancellations", "departures",
+    "proofs", "seals", "jury_seals", "reveals", "openings", "pokes", "moves", "challenges", "opened_challenges",
+    "resumptions", "asks", "receipts", "deliveries", "endings", "mismatches", "carriage", "tuned_creations",
+    "tuned_moves", "tuned_claims", "tuned_proofs",
 )  # fmt: skip
-"""Hostile blocks; the worst of them is the figure."""
+"""Blocks full of the dearest of one kind."""
+HOOKS: Final = (
+    "deadlines", "releases", "finals", "group_ends", "call", "scarce_call", "hopeless_call", "shared_call",
+    "group_call",
+)  # fmt: skip
+"""What the end of a block does by itself, at its dearest. It comes beside the transactions."""
+BOTH: Final = ("everything", "everything_called")
 
 
 def _matched(execution: Execution) -> int:
@@ -31,23 +40,27 @@ def _matched(execution: Execution) -> int:
 def run(*, tasks: int = 100_000, machines: int = 10_000, repeats: int = 3) -> dict[str, float]:
     """Fill a state with ``tasks`` parked tasks and ``machines`` machines; return the times of the worst blocks.
 
+    The last of them, ``full``, joins the dearest transactions with the dearest end of a block.
     ``matches_per_s`` counts the workers that a call assigns, by the time of the block in which it is.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-market-") as name:
         disk = Disk(Path(name))
         try:
             begun_s = process_time()
-            blocks = ProgramBlocks(disk, tasks, machines)
+            blocks = StepBlocks(disk, tasks, machines)
             figures: dict[str, float] = {
                 "tasks": tasks, "machines": machines, "fill_s": round(process_time() - begun_s, 1),
             }  # fmt: skip
-            for kind in BLOCKS:
+            for kind in (*BLOCKS, *HOOKS, *BOTH):
                 taken_ms, execution = blocks.execute(getattr(blocks, kind)(), repeats)
                 figures[f"{kind}_block_ms"] = round(taken_ms, 1)
                 if kind == "call":
                     figures["matches_per_s"] = round(1000 * _matched(execution) / taken_ms)
                     if not _matched(execution):
                         raise AssertionError("the call of the benchmark matched nothing")
+            dearest = [max(kinds, key=lambda kind: figures[f"{kind}_block_ms"]) for kinds in (BLOCKS, HOOKS)]
+            full = joined(*(getattr(blocks, kind)() for kind in dearest))
+            figures["full_block_ms"] = round(blocks.execute(full, repeats)[0], 1)
         finally:
             disk.close()
     figures |= {name: round(value, 4) for name, value in shares().items()}

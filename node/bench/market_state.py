@@ -31,7 +31,7 @@ from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedul
 
 __all__ = [
     "CHAIN_ID", "DKB", "HEIGHT", "NOW_MS", "PRICE", "SALT", "START_MS", "WORK", "Disk", "MarketState",
-    "context_of", "ignore", "job_of", "leaves_of", "window_of",
+    "context_of", "ignore", "job_of", "leaves_of", "task_name", "window_of",
 ]  # fmt: skip
 
 CHAIN_ID: Final = 2**31 - 3

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 EVENTS_MAX: Final = 8192
+_ADDRESS_HEAD: Final = bytes(12)
 EVENT_DATA_LIMIT_BYTES: Final = 4096
 RECEIPT_LIMIT_BYTES: Final = 8 * 1024 * 1024
 
@@ -78,7 +79,13 @@ class EventType:
         topics: list[bytes] = [self.topic]
         data: list[bytes] = []
         for (_, kind, indexed), value in zip(self.parameters, values, strict=True):
-            (topics if indexed else data).append(_word(kind, value))
+            if kind == "bytes32" and type(value) is bytes and len(value) == 32:  # most words, without a call
+                word = value
+            elif kind == "address" and type(value) is bytes and len(value) == ADDRESS_BYTES:
+                word = _ADDRESS_HEAD + value
+            else:
+                word = _word(kind, value)
+            (topics if indexed else data).append(word)
         return Event(self.address, tuple(topics), b"".join(data))
 
     def decode(self, event: Event) -> dict[str, int | bytes]:

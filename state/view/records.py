@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from state.primitives.codec import decode
+from state.primitives.codec import decode_stored
 from state.primitives.errors import DecodeError, RecordDamaged
 
 __all__ = ["items_of", "number_of", "read_record"]
@@ -23,7 +23,7 @@ def read_record(data: bytes, make: Callable[[Any], _T], *, what: str, limit_byte
     Raises RecordDamaged, which names ``what`` was read.
     """
     try:
-        return make(decode(data, limit_bytes=limit_bytes))
+        return make(decode_stored(data, limit_bytes=limit_bytes))
     except (DecodeError, ValueError, TypeError) as error:
         raise RecordDamaged(f"the record of {what} is damaged: {error}") from None
 

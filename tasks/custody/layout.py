@@ -35,6 +35,10 @@ __all__ = [
 TENSORS_MAX: Final = 1 << 16
 _VERSION: Final = 1
 _HEAD_ONE_BYTE: Final = 24
+_PAIR: Final = b"\x82"
+"""Head of an array of two items: a tensor's name and its bytes."""
+_SHORT_PAIR: Final = tuple(_PAIR + bytes([0x60 + size]) for size in range(_HEAD_ONE_BYTE))
+"""The same with the head of a short text."""
 _BYTES_TYPE: Final = 0x40
 """Major type of byte strings in the head of an item (RFC 8949)."""
 
@@ -79,7 +83,9 @@ class StateLayout:
             if kind not in heads:
                 heads[kind] = _bytes_head(kind.size_bytes), kind.size_bytes
             content, size = heads[kind]
-            head += encode([name, None])[:-1] + content
+            text = name.encode()
+            short = len(text) < _HEAD_ONE_BYTE
+            head += (_SHORT_PAIR[len(text)] if short else _PAIR + encode(name)[: -len(text)]) + text + content
             self.fixed.append((at, head))
             at += len(head)
             self.tensors.append(_Tensor(name, kind, at))

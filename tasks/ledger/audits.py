@@ -41,7 +41,7 @@ BOND_FLOORS: Final = 750
 """300 / h: a worker's bond is so many floors of a check at least. So what audits cost follows the price."""
 NEW_FACTOR: Final = 4
 """A worker that is new, or had a recent fault, is audited so much more often. Its least bond grows too."""
-CHECK_GAS: Final = 250_000 + 750_000 + 300_000
+CHECK_GAS: Final = 400_000 + 600_000 + 300_000
 """Gas of a check: seal, reveal, and a seat that is declined."""
 BACKED_PARTS: Final = (3, 4)
 """A worker whose bond has fallen below this part of its floor proves no more windows."""

@@ -338,7 +338,7 @@ def bond_rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
 
     return (
         Rule(
-            SET_TERMS, "set_terms", 60_000, _decode_terms, lambda _: 0, apply_terms,
+            SET_TERMS, "set_terms", 80_000, _decode_terms, lambda _: 0, apply_terms,
             touches=lambda payload: (payload.node,),
             call=CallForm(
                 REGISTRY_ADDRESS,

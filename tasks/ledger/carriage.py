@@ -406,7 +406,7 @@ def carriage_rules(check_certificate: CertificateCheck) -> tuple[Rule[Any], ...]
 
     return (
         Rule(
-            SETTLE_CARRIAGE, "settle_carriage", 150_000, _decode, lambda _: 0, settle, checks_first=True,
+            SETTLE_CARRIAGE, "settle_carriage", 300_000, _decode, lambda _: 0, settle, checks_first=True,
             touches=lambda evidence: (evidence.receipt.payer,),
             call=CallForm(REGISTRY_ADDRESS, "settleCarriage(bytes receipt, bytes certificate)"),
         ),

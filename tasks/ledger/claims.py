@@ -32,7 +32,7 @@ __all__ = [
 
 CLAIM_INPUT_GAS: Final = 5_000_000
 """Weight of a claim about an input: its bytes, judging it, and the end of the task."""
-ACCEPT_GAS: Final = 150_000
+ACCEPT_GAS: Final = 280_000
 """What accepting the task has cost its worker."""
 CLAIM_LIMIT_BYTES: Final = 64
 _TASK: Final = bytes([Table.TASK])

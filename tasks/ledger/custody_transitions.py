@@ -376,16 +376,17 @@ def custody_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     """Return the kinds of transactions of custody."""
     custody = _Custody(case_of)
     own = (
-        Rule(ASK_CUSTODY, "ask_custody", 150_000, _decode_ask, _amount, custody.ask),
+        Rule(ASK_CUSTODY, "ask_custody", 180_000, _decode_ask, _amount, custody.ask),
         Rule(TAKE_CUSTODY, "take_custody", 400_000, _decode_take, _amount, custody.take),
         # What the chain does for it: draws of a chunk, or of three receivers.
         Rule(DEMAND_CUSTODY, "demand_custody", 500_000, _decode_demand, _amount, custody.demand),
         Rule(ANSWER_DEMAND, "answer_demand", ANSWER_GAS, _decode_answer, _free, custody.answer),
-        Rule(RECEIVE_CUSTODY, "receive_custody", 300_000, _decode_receive, _free, custody.receive),
-        # A proof may void as many windows as are open, at the end of the block.
+        Rule(RECEIVE_CUSTODY, "receive_custody", 420_000, _decode_receive, _free, custody.receive),
+        # A proof may void as many windows as are open, at the end of the block. About a state all tensors are laid
+        # out, of which there are thousands.
         Rule(REVEAL_GARBAGE, "reveal_garbage", 2_000_000, _decode_garbage, _free, custody.garbage),
-        Rule(REVEAL_MISMATCH, "reveal_mismatch", 2_000_000, _decode_mismatch, _free, custody.mismatch),
-        Rule(END_CUSTODY, "end_custody", 700_000, _decode_output, _free, custody.end),
+        Rule(REVEAL_MISMATCH, "reveal_mismatch", 8_000_000, _decode_mismatch, _free, custody.mismatch),
+        Rule(END_CUSTODY, "end_custody", 1_000_000, _decode_output, _free, custody.end),
         # What the chain does for it: up to four draws, and the end.
         Rule(KEEP_INPUT, "keep_input", 600_000, _decode_input, _amount, custody.input),
         Rule(CLAIM_GARBAGE, "claim_garbage", CLAIM_GARBAGE_GAS, _decode_claimed, _free, custody.claimed),

@@ -18,7 +18,7 @@ from tasks.ledger.disputes import MOVE_GAS, SHOW_GAS, DisputePhase, load_dispute
 from tasks.ledger.dockets import player_of
 from tasks.ledger.games import move, open_challenge, resume, seal_challenge, show_break
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
-from tasks.ledger.records import load_window
+from tasks.ledger.records import by_player_key, load_window
 from tasks.proofs import Break, break_from_value
 from tasks.spec import SEGMENTS_MAX
 
@@ -201,7 +201,12 @@ class _Disputes:
 
 
 def ticket_of_move(state: Reader, payload: GameMove, sender: bytes) -> Ticket | None:
-    """Return a place in the lane for a move that is due from its sender (R42)."""
+    """Return a place in the lane for a move that is due from its sender (R42).
+
+    A leader asks for it for all moves that wait. Who plays no such game is told by one look into the index.
+    """
+    if state.get(by_player_key(sender, payload.task, payload.window, payload.game)) is None:
+        return None
     try:
         dispute = load_dispute(state, payload.task, payload.window, payload.game)
         window = load_window(state, payload.task, payload.window)
@@ -220,9 +225,9 @@ def dispute_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     own = (
         Rule(MOVE, "move", MOVE_GAS, _decode_move, lambda _: 0, disputes.move, ticket=ticket_of_move),
         # It may call the next challenges of the window, and looks at its games.
-        Rule(SEAL_CHALLENGE, "seal_challenge", 500_000, _decode_seal, lambda p: p.bond, disputes.seal),
-        Rule(OPEN_CHALLENGE, "open_challenge", 300_000, _decode_open, lambda _: 0, disputes.open),
-        Rule(RESUME_DISPUTE, "resume_dispute", 200_000, _decode_resume, lambda p: p.amount, disputes.resume),
+        Rule(SEAL_CHALLENGE, "seal_challenge", 620_000, _decode_seal, lambda p: p.bond, disputes.seal),
+        Rule(OPEN_CHALLENGE, "open_challenge", 380_000, _decode_open, lambda _: 0, disputes.open),
+        Rule(RESUME_DISPUTE, "resume_dispute", 500_000, _decode_resume, lambda p: p.amount, disputes.resume),
         Rule(SHOW_BREAK, "show_break", SHOW_GAS, _decode_show, lambda _: 0, disputes.show),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

@@ -56,7 +56,7 @@ __all__ = [
     "schedule_release",
 ]
 
-MOVE_GAS: Final = 8_000_000
+MOVE_GAS: Final = 14_000_000
 """Weight of a move: its bytes, what judging the largest takes, and the program of a job that is not in memory."""
 SHOW_GAS: Final = 500_000
 """Weight of a transaction that shows leaves which do not fit."""
@@ -408,8 +408,8 @@ def release_moves(state: Overlay) -> None:
         moves = state.scan(first, stop, left)
         for move, _ in moves:
             state.delete(move)
-        left -= len(moves)
-        if left:
+        left -= max(1, len(moves))  # the moves of a game may be gone with its other records
+        if left or not moves:
             state.delete(key)
 
 

@@ -70,6 +70,8 @@ SEAT_DECLINED: Final = EventType(
 )
 LEDGER_EVENTS: Final = (TASK_CREATED, TASK_PHASE, WORKER_ASSIGNED, WINDOW_PHASE, SEAT_DRAWN, SEAT_DECLINED)
 
+_PLACES: Final = {name: at for at, name in enumerate(TaskRecord._fields)}
+
 CHAIN: Final = bytes(ADDRESS_BYTES)
 """The actor of what the chain does by itself."""
 
@@ -140,7 +142,10 @@ class Case:
 
     def change(self, **fields: Any) -> None:
         """Set fields of the record."""
-        self.record = self.record._replace(**fields)
+        values: list[Any] = list(self.record)  # as _replace does, in a third of the time
+        for name, value in fields.items():
+            values[_PLACES[name]] = value
+        self.record = TaskRecord._make(values)
 
     def advance(self, event: Event, reason: Reason) -> None:
         """Move the task to its next phase and clear its deadline. Raises WrongPhase where there is none."""

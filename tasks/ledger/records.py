@@ -248,6 +248,10 @@ def _shape_of(record: type) -> list[type]:
 _TASK_SHAPE: Final = _shape_of(TaskRecord)
 _WINDOW_SHAPE: Final = _shape_of(WindowRecord)
 _SIZES_SHAPE: Final = _shape_of(JobSizes)
+_PHASE_AT: Final = TaskRecord._fields.index("phase")
+"""The reason stands after it."""
+_ADDRESSES_AT: Final = tuple(TaskRecord._fields.index(name) for name in ("excluded", "complaints"))
+_SIZES_AT: Final = TaskRecord._fields.index("sizes")
 
 
 def _task_value(task: TaskRecord) -> Value:
@@ -270,12 +274,11 @@ def _task(value: Any) -> TaskRecord:
     items = items_of(value, *_TASK_SHAPE) if has_group else items_of(value, *_TASK_SHAPE[:-1])
     if has_group and len(items[-1]) != SEAT_BYTES:
         raise DecodeError("not a seat of a group")
-    fields: dict[str, Any] = dict(zip(TaskRecord._fields, items, strict=False))
-    fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
-    for name in ("excluded", "complaints"):
-        fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
-    fields["sizes"] = JobSizes(*items_of(fields["sizes"], *_SIZES_SHAPE))
-    return TaskRecord(**fields)
+    items[_PHASE_AT], items[_PHASE_AT + 1] = Phase(items[_PHASE_AT]), Reason(items[_PHASE_AT + 1])
+    for at in _ADDRESSES_AT:
+        items[at] = tuple(items_of(items[at], *[bytes] * len(items[at])))
+    items[_SIZES_AT] = JobSizes(*items_of(items[_SIZES_AT], *_SIZES_SHAPE))
+    return TaskRecord(*items)
 
 
 def save_task(state: Overlay, task: TaskRecord) -> None:

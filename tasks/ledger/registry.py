@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum, IntFlag
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Purpose, Vault
 from state.primitives.address import ADDRESS_BYTES
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
@@ -271,8 +271,15 @@ def _gpu(value: Any) -> Gpu:
             raise DecodeError("not a GPU: [model, memory in MiB] expected")
 
 
-@lru_cache(maxsize=DECODED_NODES_MAX)
+_DECODED: Final = BoundedCache[bytes, NodeRecord](DECODED_NODES_MAX)
+"""Records by their bytes. What a step writes, the next one in the block reads."""
+
+
 def _record(address: bytes, data: bytes) -> NodeRecord:
+    known = _DECODED.get(data)
+    if known is not None and known.address == address:
+        return known
+
     def make(value: Any) -> NodeRecord:
         profile, status, *rest = items_of(value, *_ITEMS)
         node = NodeRecord(address, profile_from_value(profile), NodeStatus(status), *rest)
@@ -280,7 +287,9 @@ def _record(address: bytes, data: bytes) -> NodeRecord:
             raise DecodeError("not an address")
         return node
 
-    return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
+    node = read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
+    _DECODED.put(data, node)
+    return node
 
 
 def load_node(state: Reader, address: bytes) -> NodeRecord | None:
@@ -305,7 +314,9 @@ def operator_of(state: Reader, address: bytes) -> bytes:
 
 def save_node(state: Overlay, node: NodeRecord) -> None:
     """Write ``node``."""
-    state.put(_NODE + node.address, encode([profile_to_value(node.profile), int(node.status), *node[3:]]))
+    data = encode([profile_to_value(node.profile), int(node.status), *node[3:]])
+    state.put(_NODE + node.address, data)
+    _DECODED.put(data, node)
 
 
 def remove_node(state: Overlay, address: bytes) -> None:

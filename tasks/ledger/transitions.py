@@ -170,7 +170,7 @@ _CALLS: Final = {
 }  # fmt: skip
 """How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
-EVENTS_PER_BLOCK_MAX: Final = 2560
+EVENTS_PER_BLOCK_MAX: Final = 1792
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
 CALL_EVENTS_MAX: Final = 512
 """A call is put off to the next block when the deadlines of a block told more; there they stop at so many."""
@@ -664,23 +664,23 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 120_000, _decode_nothing, _free, market.retire),
         Rule(SUSPEND_NODE, "suspend_node", 100_000, _decode_nothing, _free, market.suspend),
-        Rule(HEARTBEAT, "heartbeat", 60_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
-        Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
+        Rule(HEARTBEAT, "heartbeat", 80_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
+        Rule(SET_PAYOUT, "set_payout", 80_000, _decode_payout, _free, market.set_payout),
         # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
-        Rule(CREATE_TASK, "create_task", 8_000_000, _decode_create, market.budget, market.create),
-        Rule(CANCEL_TASK, "cancel_task", 300_000, _decode_task, _free, market.cancel),
-        Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
-        Rule(START_TASK, "start_task", 110_000, _decode_start, _free, market.start),
-        Rule(SUBMIT_WINDOW, "submit_window", 300_000, _decode_proof, _free, market.submit),
-        Rule(SEAL_VERDICT, "seal_verdict", 250_000, _decode_seal, _free, market.seal),
-        Rule(REVEAL_VERDICT, "reveal_verdict", 750_000, _decode_reveal, _free, market.reveal),
+        Rule(CREATE_TASK, "create_task", 14_000_000, _decode_create, market.budget, market.create),
+        Rule(CANCEL_TASK, "cancel_task", 550_000, _decode_task, _free, market.cancel),
+        Rule(ACCEPT_TASK, "accept_task", 280_000, _decode_amount, lambda p: p.amount, market.accept),
+        Rule(START_TASK, "start_task", 260_000, _decode_start, _free, market.start),
+        Rule(SUBMIT_WINDOW, "submit_window", 320_000, _decode_proof, _free, market.submit),
+        Rule(SEAL_VERDICT, "seal_verdict", 400_000, _decode_seal, _free, market.seal),
+        Rule(REVEAL_VERDICT, "reveal_verdict", 600_000, _decode_reveal, _free, market.reveal),
         # Its payload is the largest: room in a block is paid for by weight alone.
         Rule(OPEN_WINDOW, "open_window", 1_000_000, _decode_open, _free, market.open),
         # A deadline may void windows, and have verifiers drawn.
-        Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
+        Rule(POKE, "poke", 3_500_000, _decode_task, _free, market.poke),
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 2_000_000, _decode_task, _free, market.resume),
-        Rule(GIVE_UP_TASK, "give_up_task", 250_000, _decode_give_up, _free, market.give_up),
+        Rule(GIVE_UP_TASK, "give_up_task", 450_000, _decode_give_up, _free, market.give_up),
         # The draw of another machine is a part of what it does.
         Rule(DECLINE_SEAT, "decline_seat", 300_000, _decode_seat, _free, market.decline),
         # What the chain does for it: a draw, and the verdicts' deadlines.

@@ -37,7 +37,7 @@ def pour(world: QueuedWorld) -> None:
     attacker = world.key("attacker", 10_000 * DKB)
     for at in range(JUNK):
         world.post(spec(price=1, match_ms=86_400_000), attacker)
-        if at % 32 == 31:
+        if at % 16 == 15:
             world.block()
     world.block()
 

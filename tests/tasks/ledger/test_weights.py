@@ -103,7 +103,7 @@ from tests.tasks.ledger.test_trials import play_trials
 from tests.tasks.tuned import tuned
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
-CALLS_PER_1000_GAS: Final = 6
+CALLS_PER_1000_GAS: Final = 4
 PROGRAM_CALLS_PER_1000_GAS: Final = 15
 """Of calls that build a program: they compare and make small tuples, and 41,000 of them take 5 ms. A block full of
 new jobs takes some 0.6 s."""
