@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -25,6 +26,7 @@ from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
 from tasks.executor.supervisor import ProcessOptions
+from tasks.kinds.generate import KIND_GENERATE
 from tasks.ledger.capacity import declines_left
 from tasks.ledger.dispute_transitions import SHOW_BREAK
 from tasks.ledger.disputes import has_proof
@@ -52,6 +54,8 @@ __all__ = ["TaskVerifier"]
 _log = structlog.get_logger("duties")
 
 CHECKS_AT_ONCE_MAX: Final = 4
+CLAIMED_S: Final = 10.0
+"""How long a check waits in all for states that only save time."""
 """Windows whose inputs are held in memory for a check at one time; the executor re-runs fewer."""
 
 
@@ -215,14 +219,14 @@ class TaskVerifier:
         async with self._checks:
             try:
                 try:
-                    await self._inputs.fetch_state(window, supply, spec)
+                    after = await self._inputs.fetch_state(window, supply, spec)
                 except OutputFalse as error:
                     await self._false_outputs.show(window, error)
                     raise
                 inputs = await self._inputs.all_of(spec, supply, duty.task)
             except InputUnavailable as error:
                 return _unavailable(duty, error)
-            return await self._check(duty, spec, inputs, leaves, supply, lacks)
+            return await self._check(duty, spec, inputs, leaves, supply, lacks, after)
 
     async def _try_result(
         self, duty: CheckDuty, spec: JobSpec, window: WindowRecord, supply: Supply
@@ -243,9 +247,10 @@ class TaskVerifier:
 
     async def _check(
         self, duty: CheckDuty, spec: JobSpec, inputs: JobInputs, leaves: Sequence[SegmentLeaf], supply: Supply,
-        lacks: Mapping[int, str],
+        lacks: Mapping[int, str], after: bytes,
     ) -> tuple[Finding, ...]:  # fmt: skip
-        found = []
+        """Check segments of a window, given the state after it and why states before segments are not here."""
+        found, patience = [], trio.current_time() + CLAIMED_S
         for segment in duty.segments:
             if segment in lacks:
                 verdict = Verdict.unavailable(segment, lacks[segment])
@@ -255,7 +260,8 @@ class TaskVerifier:
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:
-                    verdict = await self._check_segment(duty.task, spec, inputs, leaves[segment], state)
+                    claimed = await self._claimed(duty, spec, leaves, segment, supply, after, patience)
+                    verdict = await self._check_segment(duty.task, spec, inputs, leaves[segment], state, claimed)
             if not verdict.ok:
                 _log.warning(
                     "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
@@ -265,9 +271,27 @@ class TaskVerifier:
         return tuple(found)
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes, claimed: bytes
     ) -> Verdict:
-        return await self._executor.verify_segment(task, spec, inputs.dataset, leaf, state, model=inputs.model)
+        return await self._executor.verify_segment(
+            task, spec, inputs.dataset, leaf, state, model=inputs.model, claimed=claimed
+        )
+
+    async def _claimed(
+        self, duty: CheckDuty, spec: JobSpec, leaves: Sequence[SegmentLeaf], segment: int, supply: Supply,
+        after: bytes, until: float,
+    ) -> bytes:  # fmt: skip
+        """Return what may be the state after a segment, as its worker claims it; empty where it does not come.
+
+        Decoding is checked in a fraction of the time with it, so a worker that withholds it gains no time.
+        """
+        if spec.kind != KIND_GENERATE:
+            return b""
+        if segment + 1 == len(leaves):
+            return after
+        with trio.move_on_at(until), suppress(InputUnavailable):
+            return await self._inputs.segment_state(duty.task, duty.window, leaves[segment + 1], supply, spec)
+        return b""
 
     def _nonce(self, duty: CheckDuty) -> bytes:
         """Return the nonce of a seal: derived, so that a restarted verifier can still reveal.

@@ -1,8 +1,8 @@
 """Decoding a job's prompts in segments: tokens and the cache of one batch are the state (market.md R77).
 
 A program's step is one place of one batch. Places whose tokens are known before are computed in one pass, which
-gives the same bits: those of prompts, and all of a segment if a later state is given whose tokens are guesses.
-Nodes give none yet (decision 0095, Open).
+gives the same bits: those of prompts, and all of a segment if a later state is given whose tokens are guesses. So
+a verifier checks what a worker claims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
-from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape
+from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape, made_tensor
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
 from tasks.programs.llama_shape import adapter_tensors, weight_tensors
 from tasks.programs.operators.decoding import stored_element
@@ -63,6 +63,15 @@ def _made(shape: GenerateShape, state: Mapping[str, bytes]) -> np.ndarray:
     return np.frombuffer(state[MADE], dtype=code).astype(np.int64).reshape(shape.rows, shape.places)
 
 
+def _guess_of(shape: GenerateShape, claimed: TrainingState) -> np.ndarray | None:
+    """Return the tokens of a claimed state; None where no state has them, for a liar may have claimed it."""
+    content, kind = claimed.tensors.get(MADE, b""), made_tensor(shape)
+    if len(content) != kind.size_bytes:
+        return None
+    table = _made(shape, {MADE: content})
+    return table if table.min() >= 0 and table.max() < shape.model.vocabulary else None
+
+
 def completions(shape: GenerateShape, data: Mapping[str, bytes], state: TrainingState) -> list[list[int]]:
     """Return the new tokens of each prompt whose batch is done, up to the first end token, which is the last."""
     made, found = _made(shape, state.tensors), list[list[int]]()
@@ -89,8 +98,8 @@ class Generator(Steps):
     ) -> None:  # fmt: skip
         """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
 
-        ``claimed`` is a later state that may be right. Its tokens are guesses: they change how long a run takes,
-        and nothing else. Raises StateInvalid, SourceInvalid, UnsupportedJob.
+        ``claimed`` is a later state that may be right, of which the tokens are enough. They are guesses: they
+        change how long a run takes, and nothing else. Raises StateInvalid, SourceInvalid, UnsupportedJob.
         """
         plan.check()
         runner = Runner(plan.program, arrays)
@@ -99,8 +108,6 @@ class Generator(Steps):
             held = {name: arrays.to_doubles(values) for name, values in held.items()}
         try:
             loaded = runner.load(SourceKind.STATE, state.tensors)
-            if claimed is not None:
-                runner.load(SourceKind.STATE, claimed.tensors)
         except SourceInvalid as error:
             raise StateInvalid(str(error)) from None
         super().__init__(
@@ -115,7 +122,7 @@ class Generator(Steps):
         self._shape = plan.shape
         self._prompts = np.frombuffer(data[PROMPTS], dtype="<i4").astype(np.int64).reshape(-1, plan.shape.length)
         self._lengths = _lengths(data)
-        self._guess = None if claimed is None else _made(plan.shape, claimed.tensors)
+        self._guess = None if claimed is None else _guess_of(plan.shape, claimed)
         self._guessed_to = 0 if claimed is None else claimed.step
         self._takes_many = True
 

@@ -194,6 +194,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     from tasks.engines.state import TrainingState
     from tasks.executor.job import Finished, Segment
     from tasks.executor.loading import beginning_of, make_run
+    from tasks.programs.generate import MADE
 
     job = order.job
     state = beginning_of(job.plan) if order.state is None else TrainingState.decode(order.state, job.plan)
@@ -205,6 +206,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     trainer, evaluate = make_run(
         arrays, job.plan, state, order.dataset, order.model, dataset_root=job.dataset_root,
         root_of_model=job.model_root, root_of_adapter=job.adapter_root,
+        claimed=TrainingState(order.step_to, {MADE: order.guess}) if order.guess else None,
     )  # fmt: skip
     pulse = _Pulse(link)
     while trainer.step < order.step_to:

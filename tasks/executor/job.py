@@ -222,6 +222,8 @@ class Train:
     evaluate: bool
     model: bytes = b""
     """Blob of the frozen model, of a job that has one."""
+    guess: bytes = b""
+    """Tokens that may stand in the state after the last step, of a job that decodes. They change only the time."""
 
 
 @dataclass(frozen=True)
@@ -342,8 +344,8 @@ def frame(body: bytes) -> bytes:
 def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
     """Return a message as a frame. Of an order's model it has the size: the contents are handed over as a file."""
     match message:
-        case Train(job, dataset, state, step_to, evaluate, model):
-            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), len(model)]))
+        case Train(job, dataset, state, step_to, evaluate, model, guess):
+            return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate), len(model), guess]))
         case Play():
             return frame(encode([_PLAY, *play_to_value(message)]))
         case RunLinks():
@@ -372,8 +374,8 @@ def decode_parent_frame(body: bytes, model: bytes = b"") -> ParentFrame:
     """Read what the supervisor sent; ``model`` came as a file. Raises DecodeError or UnsupportedJob."""
     match decode(body, limit_bytes=parent_frame_limit()):
         case [1, bytes(job), bytes(dataset), (bytes() | None) as state, int(step_to), (0 | 1) as evaluate,
-              int(size)] if size == len(model):  # fmt: skip
-            return Train(Job.decode(job), dataset, state, step_to, bool(evaluate), model)
+              int(size), bytes(guess)] if size == len(model):  # fmt: skip
+            return Train(Job.decode(job), dataset, state, step_to, bool(evaluate), model, guess)
         case [2]:
             return Cancel()
         case [3, *play]:

@@ -49,10 +49,12 @@ def contents_of(
 def make_run(
     arrays: Arrays, plan: TrainingPlan | TuningPlan | GeneratingPlan, state: TrainingState, dataset: bytes,
     model: bytes, *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
+    claimed: TrainingState | None = None,
 ) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
     """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
 
-    Runs with a frozen model have no test split: they answer none of no questions.
+    Runs with a frozen model have no test split: they answer none of no questions. ``claimed`` is a later state
+    that may be right, for a run that decodes.
     """
     if isinstance(plan, TuningPlan | GeneratingPlan):
         roots = {
@@ -61,7 +63,8 @@ def make_run(
         rows, weights = contents_of(plan, dataset, model, **roots)
         try:
             if isinstance(plan, GeneratingPlan):
-                return generating.Generator(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
+                run = generating.Generator(plan, weights, rows, arrays, state, claimed=claimed)
+                return run, lambda: Evaluation(0, 0)
             return Tuner(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
         except SourceInvalid as error:  # the requester's own values: they come again
             raise DatasetInvalid(str(error)) from None

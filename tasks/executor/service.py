@@ -14,6 +14,7 @@ import trio
 
 from state.primitives.hashing import ZERO_HASH
 from tasks.engines.errors import StateInvalid
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.executor.errors import JobFailed, JobGivenUp, JobStalled
 from tasks.executor.failure_count import ENDS_MAX, ENDS_WITHIN_S, Ends, JobEnd, code_of
@@ -24,6 +25,7 @@ from tasks.executor.players import Players
 from tasks.executor.playing import Play, Played
 from tasks.executor.results import TaskResult, Verdict, WindowResult
 from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions, ignore_start
+from tasks.programs.generate import MADE
 from tasks.proofs import Code, SegmentLeaf
 from tasks.spec import JobSpec
 
@@ -174,9 +176,13 @@ class Executor:
                 self._status.pop(task, None)
 
     async def verify_segment(
-        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes, *, model: bytes = b""
-    ) -> Verdict:
+        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes, *, model: bytes = b"",
+        claimed: bytes = b"",
+    ) -> Verdict:  # fmt: skip
         """Re-run one segment from the state that its worker published, and compare (market.md 7.3).
+
+        ``claimed`` may be the state that the worker claims after it: it saves time if it is, and never changes
+        the verdict.
 
         Raises what ``run_task`` raises for faults of this machine; faults of the worker are verdicts.
         """
@@ -185,13 +191,14 @@ class Executor:
             await trio.to_thread.run_sync(_check_start, job, leaf, state)
         except StateInvalid as error:
             return Verdict.unavailable(leaf.segment, str(error))
+        guess = await trio.to_thread.run_sync(_guess_of, job, leaf, claimed)
         found: list[Segment] = []
 
         async def listen(message: ChildFrame) -> None:
             if isinstance(message, Segment):
                 found.append(message)
 
-        order = Train(job, dataset, state, leaf.step_to, evaluate=False, model=model)
+        order = Train(job, dataset, state, leaf.step_to, evaluate=False, model=model, guess=guess)
         async with self._verifications:
             for attempt in range(self._options.restarts_max + 1):
                 found.clear()
@@ -297,6 +304,18 @@ def _check_start(job: Job, leaf: SegmentLeaf, state: bytes) -> None:
         raise StateInvalid("the state is not the one the leaf names")
     if not leaf.step_from < leaf.step_to <= job.segment_end(leaf.step_from):
         raise StateInvalid("the leaf covers other steps than the job's segment")
+
+
+def _guess_of(job: Job, leaf: SegmentLeaf, claimed: bytes) -> bytes:
+    """Return the tokens of the state that a leaf claims, empty for another state or another kind of job."""
+    if not claimed or not isinstance(job.plan, GeneratingPlan):
+        return b""
+    try:
+        state = TrainingState.decode(claimed, job.plan)
+    except StateInvalid:
+        return b""
+    is_claimed = (state.step, state.root(job.plan)) == (leaf.step_to, leaf.state_root_after)
+    return state.tensors[MADE] if is_claimed else b""
 
 
 def _compare(leaf: SegmentLeaf, found: Segment) -> Verdict:

@@ -31,7 +31,7 @@ class LazyVerifier(TaskVerifier):
     """Computes nothing. It says what the worker published, and guesses what the worker hides."""
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes, claimed: bytes
     ) -> Verdict:
         guess = secrets.token_bytes(32)
         return Verdict(leaf.segment, Code.COMPUTED, guess, leaf.state_root_after, leaf.loss_bits, ())

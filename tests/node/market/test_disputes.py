@@ -38,7 +38,7 @@ class MakesThingsUp(TaskVerifier):
     """Claims what nobody computes."""
 
     async def _check_segment(
-        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes
+        self, task: bytes, spec: JobSpec, inputs: JobInputs, leaf: SegmentLeaf, state: bytes, claimed: bytes
     ) -> Verdict:
         return Verdict(leaf.segment, Code.COMPUTED, b"?" * 32, leaf.state_root_after, leaf.loss_bits, ())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tasks.dispute.commitments import StepRecord
@@ -21,8 +23,10 @@ from tasks.executor.segments import make_player
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
 from tasks.models.decoding import Decoder
+from tasks.programs.generate import MADE as MADE_TOKENS
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
+from tasks.proofs import Code
 from tests.tasks.executor.model_jobs import Windows, check_orders
 from tests.tasks.generated import STEPS, asked, generated, job_of
 from tests.tasks.programs.engines import engine
@@ -60,6 +64,47 @@ async def test_a_tuned_model_is_asked_and_checked_by_processes(tmp_path: Path) -
     assert done.state_root == direct.state().root(ASKED_PLAN)
     verifier = Executor(OPTIONS, tmp_path / "verifier")
     await windows.check_second(verifier, ASKED_PROMPTS, ASKED_MODEL)
+
+
+class Watched:
+    """A backend that notes the orders that it runs."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self.orders = backend, list[Any]()
+
+    async def run(self, order: Any, listen: Any) -> None:
+        self.orders.append(order)
+        await self._backend.run(order, listen)
+
+
+async def test_a_claimed_state_saves_time_and_never_changes_a_verdict(tmp_path: Path) -> None:
+    """Of an honest worker, of one that claims a state that nobody can load, and of one with false tokens."""
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, SPEC)
+    await executor.run_task(TASK, SPEC, PROMPTS, windows.hand_on, model=MODEL)
+    leaves, states = windows.found[1]
+    verifier = Executor(OPTIONS, tmp_path / "verifier")
+    watched = Watched(verifier._backend)
+    verifier._backend = cast("Any", watched)
+    right = TrainingState.decode(states[2], PLAN)
+    table = np.frombuffer(right.tensors[MADE_TOKENS], dtype="<i2").copy()
+
+    def with_tokens(changed: np.ndarray) -> TrainingState:
+        return replace(right, tensors={**right.tensors, MADE_TOKENS: changed.tobytes()})
+
+    honest, others = leaves[1], [states[1], b"nothing", states[2][:-1]]
+    for claimed, guess in [(states[2], right.tensors[MADE_TOKENS]), *((one, b"") for one in others)]:
+        found = await verifier.verify_segment(TASK, SPEC, PROMPTS, honest, states[1], model=MODEL, claimed=claimed)
+        assert (found.code, found.mismatches) == (Code.COMPUTED, ())
+        assert watched.orders[-1].guess == guess
+    for change in (1, 99 - table):  # other tokens, and one that no model has
+        false = with_tokens((table + change).astype("<i2"))
+        lie = honest._replace(state_root_after=false.root(PLAN))
+        found = await verifier.verify_segment(
+            TASK, SPEC, PROMPTS, lie, states[1], model=MODEL, claimed=false.encode()
+        )
+        assert (found.code, found.mismatches) == (Code.COMPUTED, ("state_root_after",))
+        assert found.finding.state_root_after == honest.state_root_after
+        assert watched.orders[-1].guess == false.tensors[MADE_TOKENS]
 
 
 def test_the_adapters_of_a_job_are_those_that_it_names() -> None:
