@@ -17,7 +17,7 @@ from state.view.records import items_of, read_record
 from tasks.ledger import registry
 from tasks.ledger.auction import Ask, Bid, Match, clear
 from tasks.ledger.audits import bond_floor
-from tasks.ledger.deadlines import Due, cancel, matches_due
+from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
@@ -40,8 +40,6 @@ PRICES_LIMIT_BYTES: Final = 1536
 CALL_LIMIT_BYTES: Final = 16
 DRAWN_MAX: Final = 16
 """Machines that are drawn for a task whose offers came to nothing; it takes the first of them that admits it."""
-GROUPS_PER_CALL: Final = 16
-"""Groups that are matched in one call; others wait for the next one. Each takes a search over all asks."""
 MEMBERS_PER_CALL: Final = 288
 """Machines that one call gives to groups at most: each has its events."""
 REPLACING_BPS: Final = 15_000

@@ -8,7 +8,10 @@ from state.view import Overlay, Reader, Table
 
 __all__ = [
     "CARRIAGE_SLOT",
+    "FIRST_GROUP_SLOT",
     "FIRST_MATCH_SLOT",
+    "FURTHER_GROUP_SLOT",
+    "GROUPS_PER_CALL",
     "GROUP_SLOT",
     "MATCH_SLOT",
     "NODE_SLOT",
@@ -54,14 +57,26 @@ TRIAL_DRAW_SLOT: Final = 2**32 - 8
 """The draw of who checks a speed trial; it has a height in the place of the time."""
 GROUP_SLOT: Final = 2**32 - 9
 """A step of a group: spares are called, or its seats end."""
+FIRST_GROUP_SLOT: Final = 2**32 - 10
+"""The first look of a group for its machines."""
+FURTHER_GROUP_SLOT: Final = 2**32 - 11
+"""A further look of a group."""
 _QUEUE_OF: Final = {
     TRIAL_DRAW_SLOT: 1 << 58,
     TRIAL_SLOT: 1 << 57,
     WAKE_SLOT: 1 << 61,
     FIRST_MATCH_SLOT: 1 << 62,
+    FIRST_GROUP_SLOT: (1 << 62) + (1 << 61),
     MATCH_SLOT: 1 << 63,
+    FURTHER_GROUP_SLOT: (1 << 63) + (1 << 62),
 }
-"""Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
+"""Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else. Those of groups
+queue up apart from them: a call takes few groups, and those that it does not take would hold the places of tasks."""
+GROUPS_PER_CALL: Final = 16
+"""Groups that are in one call; others wait for the next one. Each takes a search over all asks."""
+GROUP_PART: Final = 8
+"""A group has one place in a call for so many bids."""
+_RANKED: Final = (FIRST_MATCH_SLOT, FIRST_GROUP_SLOT)
 _DRAWS: Final = 1 << 60
 """Draws of verifiers queue up by height."""
 _WAITS: Final = 1 << 59
@@ -96,7 +111,7 @@ def custody_slot(window: int) -> int:
 
 
 def _key(due: Due) -> bytes:
-    rank = (RANKS - 1 - due.rank) << _RANK_BITS if due.slot == FIRST_MATCH_SLOT else 0
+    rank = (RANKS - 1 - due.rank) << _RANK_BITS if due.slot in _RANKED else 0
     return _QUEUE + _time_field(due.slot, rank | due.time_ms) + due.subject + due.slot.to_bytes(4, "big")
 
 
@@ -122,12 +137,20 @@ def due_before(state: Reader, time_ms: int, limit: int) -> list[Due]:
 def matches_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
     """Return up to ``limit`` looks for a worker that are due, the earliest first; the rest keeps its place.
 
-    First looks go before others, which have a quarter at least. Of first looks the tasks with the largest budgets
-    have half, those with the next rank half of the rest, and so on: many small ones delay no larger one.
+    An eighth of them are those of groups at most, ``GROUPS_PER_CALL`` at most, and one in any case. First looks go
+    before others, which have a quarter at least. Of first looks the tasks with the largest budgets have half, those
+    with the next rank half of the rest, and so on: many small ones delay no larger one.
     """
-    further = len(_due(state, MATCH_SLOT, time_ms, limit // 4))
-    first = _first_looks(state, time_ms, limit - further)
-    return first + _due(state, MATCH_SLOT, time_ms, limit - len(first))
+    most = min(GROUPS_PER_CALL, max(1, limit // GROUP_PART))
+    groups = _looks(state, FIRST_GROUP_SLOT, FURTHER_GROUP_SLOT, time_ms, most)
+    left = max(limit - len(groups), limit - limit // GROUP_PART)
+    return _looks(state, FIRST_MATCH_SLOT, MATCH_SLOT, time_ms, left) + groups
+
+
+def _looks(state: Reader, first_slot: int, further_slot: int, time_ms: int, limit: int) -> list[Due]:
+    further = len(_due(state, further_slot, time_ms, limit // 4))
+    first = _first_looks(state, first_slot, time_ms, limit - further)
+    return first + _due(state, further_slot, time_ms, limit - len(first))
 
 
 def wakes_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
@@ -182,12 +205,13 @@ def _draws_of(state: Reader, queue: int, height: int, limit: int) -> list[Draw]:
     ]
 
 
-def _first_looks(state: Reader, time_ms: int, limit: int) -> list[Due]:
+def _first_looks(state: Reader, slot: int, time_ms: int, limit: int) -> list[Due]:
     """Return first looks; all that there are are due, but for those of the block's future."""
     found: list[list[Due]] = []
-    start, stop = (_QUEUE + (1 << bits).to_bytes(8, "big") for bits in (62, 63))
+    base = _QUEUE_OF[slot]
+    start, stop = (_QUEUE + (base + more).to_bytes(8, "big") for more in (0, RANKS << _RANK_BITS))
     while entries := state.scan(start, stop, limit):
-        rank = RANKS - 1 - (_field(entries[0][0]) - (1 << 62) >> _RANK_BITS)
+        rank = RANKS - 1 - (_field(entries[0][0]) - base >> _RANK_BITS)
         end = _field(entries[0][0]) >> _RANK_BITS
         mine = [key for key, _ in entries if _field(key) >> _RANK_BITS == end]
         dues = [Due(_field(key) & _TIME_MASK, key[9:41], int.from_bytes(key[41:45], "big"), rank) for key in mine]

@@ -13,7 +13,17 @@ from state.primitives.receipts import EventType
 from state.transition.rules import BlockContext
 from state.view import Overlay, Reader
 from tasks.errors import WrongPhase
-from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
+from tasks.ledger.deadlines import (
+    FIRST_GROUP_SLOT,
+    FIRST_MATCH_SLOT,
+    FURTHER_GROUP_SLOT,
+    MATCH_SLOT,
+    TASK_SLOT,
+    Due,
+    cancel,
+    schedule,
+    window_slot,
+)
 from tasks.ledger.group_records import follow_seat
 from tasks.ledger.jobs import KeptJob
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
@@ -227,7 +237,7 @@ class Case:
             return
         self._requeue(TASK_SLOT, before.deadline_ms if before else 0, record.deadline_ms)
         move_parked(state, before, record)
-        for slot in (FIRST_MATCH_SLOT, MATCH_SLOT):
+        for slot in (FIRST_MATCH_SLOT, MATCH_SLOT, FIRST_GROUP_SLOT, FURTHER_GROUP_SLOT):
             self._requeue(slot, _match_at(before, slot), _match_at(record, slot))
         if before is None or before.phase != record.phase:
             if before is not None:
@@ -250,9 +260,14 @@ class Case:
 def _match_at(record: TaskRecord | None, slot: int) -> int:
     """Return from when on a task is in the book, in the part ``slot``.
 
-    The first part has new searches, and tasks that a machine had come back.
+    The first part has new searches, and tasks that a machine had come back. The bids of groups have parts of their
+    own: each is a seat in phase matching.
     """
     if record is None:
         return 0
     is_first = record.match_at_ms == record.changed_ms or bool(record.waker)
-    return record.match_at_ms if is_first == (slot == FIRST_MATCH_SLOT) else 0
+    if record.group and record.phase is Phase.MATCHING:
+        own = FIRST_GROUP_SLOT if is_first else FURTHER_GROUP_SLOT
+    else:
+        own = FIRST_MATCH_SLOT if is_first else MATCH_SLOT
+    return record.match_at_ms if slot == own else 0

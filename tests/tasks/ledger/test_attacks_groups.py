@@ -7,12 +7,13 @@ from dataclasses import replace
 from billing.escrow import Movement, Purpose
 from state.view.accounts import balance_of, nonce_of
 from tasks.ledger import queries
-from tasks.ledger.calls import GROUPS_PER_CALL, MEMBERS_PER_CALL
+from tasks.ledger.calls import MEMBERS_PER_CALL
+from tasks.ledger.deadlines import GROUPS_PER_CALL
 from tasks.ledger.group_records import GroupPhase, group_id_of, holders_of, load_group
 from tasks.ledger.group_transitions import CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.transitions import GIVE_UP_TASK
-from tasks.spec import encode_spec
+from tasks.spec import Requirements, encode_spec
 from tests.tasks.groups import DAY_MS, add_rest, create, run, seat, seats
 from tests.tasks.ledger.test_groups import IDLE, LONG, market
 from tests.tasks.signed import CHECK, KEYS, REQUESTER_KEY, WORK, SignedWorld
@@ -127,6 +128,32 @@ def test_impossible_groups_leave_others_in_the_call() -> None:
     world.block()
     assert world.task(task).phase == Phase.ASSIGNED
     assert world.task(task).price_per_tera_unit == WORTH // 2000, "and pays what it would without them"
+
+
+def test_many_impossible_groups_delay_no_task_and_groups_have_a_place_beside_many_tasks() -> None:
+    """Each group that a call did not take held one of its places: 300 of them delayed a task by eleven calls."""
+    world = World(replace(QUICK, bids_per_call=16))
+    world.add_machine(1)
+    for name in (200, 201):
+        world.add_machine(name, price=WORTH)
+    impossible = spec(match_ms=DAY_MS)._replace(requirements=Requirements(16, 0, 0))
+    for _ in range(40):
+        create(world, 1, job=impossible)
+    task = world.create()
+    assert world.task(task).rank == seat(world, max(groups_of(world)), 0).rank
+    world.block()
+    assert world.task(task).phase == Phase.ASSIGNED, "forty groups were there before it"
+    world.add_machine(2)
+    for _ in range(40):
+        world.create(impossible)
+    group = create(world, 1)
+    for _ in range(25):  # two groups in a call, those before it first
+        world.block()
+    assert load_group(world.state, group).phase is not GroupPhase.MATCHING
+
+
+def groups_of(world: World) -> list[bytes]:
+    return [key[1:] for key, _ in world.state.scan(b"\x28", b"\x29", 1_000) if len(key) == 33]
 
 
 def test_a_call_takes_so_many_seats() -> None:
