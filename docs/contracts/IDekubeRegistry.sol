@@ -245,4 +245,8 @@ interface IDekubeRegistry {
     /// @param rate Work units a second that it measured, 0 for none.
     /// @param reason How it ended (market.md R48).
     event TrialEnded(address indexed node, uint256 rate, uint256 reason);
+
+    /// @notice A round of speed trials is over: each machine that is on was tried in it.
+    /// @param number Rounds that are over.
+    event TrialRoundEnded(uint256 number);
 }

@@ -380,6 +380,12 @@ interface IDekubeTasks {
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
+    /// @notice A task was created as a seat of a group.
+    /// @param group Id of the group.
+    /// @param task Id of the task.
+    /// @param seat Number of the seat; members first, then spares.
+    event GroupSeat(bytes32 indexed group, bytes32 indexed task, uint256 seat);
+
     /// @notice A drawn machine left its seat of a window; another is drawn.
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.

@@ -90,6 +90,11 @@ class NodeMetricsSource:
         )
         for event, count in node.duties.market_events.items():
             market.add_metric([event], count)
+        chain = CounterMetricFamily(
+            "dekube_chain_events", "Events in blocks that this node followed, by name", labels=["event"]
+        )
+        for event, count in node.chain_events.counts.items():
+            chain.add_metric([event], count)
         disputes = GaugeMetricFamily(
             "dekube_disputes", "Disputes that this machine plays, by state", labels=["state"]
         )
@@ -105,4 +110,4 @@ class NodeMetricsSource:
         )
         for stage, seconds in node.stages.seconds().items():
             stages.add_metric([stage], seconds)
-        return [*families, events, market, disputes, results, stages]
+        return [*families, events, market, chain, disputes, results, stages]

@@ -27,6 +27,7 @@ from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.market.blob_search import BlobSearch
 from node.market.blobs import GatewayBlobs
+from node.market.chain_events import ChainEvents
 from node.market.duties import DutyService
 from node.market.wallet import Wallet
 from node.process.drain import Drain, RemainingWork
@@ -132,6 +133,8 @@ class RunningNode:
         )
         self.network.on_gossip(TOPIC_EVIDENCE, self.evidence.validate, payload_bytes_max=EVIDENCE_LIMIT_BYTES)
         self.ledger.add_listener(self.evidence.on_commit)
+        self.chain_events = ChainEvents(store, address)
+        self.ledger.add_listener(self.chain_events.on_commit)
         self.ledger.add_listener(watch.look_for_relays)
         self.ledger.add_listener(watch.look_at_clock)
         self.ledger.add_listener(watch.look_for_slash)

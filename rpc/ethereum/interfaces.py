@@ -152,6 +152,10 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("registry", "TrialDrawn"): Text(
         "A verifier was drawn for a speed trial.", {"verifier": "The verifier's machine."}
     ),
+    ("registry", "TrialRoundEnded"): Text(
+        "A round of speed trials is over: each machine that is on was tried in it.",
+        {"number": "Rounds that are over."},
+    ),
     ("registry", "TrialEnded"): Text(
         "A speed trial is over.",
         {"rate": "Work units a second that it measured, 0 for none.", "reason": "How it ended (market.md R48)."},
@@ -547,6 +551,10 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
             "members": "Tasks that compute.",
             "spares": "Machines that stand by.",
         },
+    ),
+    ("tasks", "GroupSeat"): Text(
+        "A task was created as a seat of a group.",
+        {"group": "Id of the group.", "seat": "Number of the seat; members first, then spares."},
     ),
     ("tasks", "GroupPhase"): Text(
         "A group changed its phase.",

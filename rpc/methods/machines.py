@@ -20,29 +20,35 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
 from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present
 from tasks.ledger.reputation import reputation_milli
-from tasks.ledger.trials import TrialPhase, TrialRecord, asks_from_ms, find_trial, measured_rate
+from tasks.ledger.trials import TrialPhase, TrialRecord, asks_from_ms, find_trial, measured_rate, rounds_behind
 
 __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
 
 
 class _Shown(NamedTuple):
-    """A machine, its speed trial, and the rate that counts now."""
+    """A machine, its speed trial, the rate that counts now, and rounds since the last one that it went through."""
 
     record: NodeRecord
     trial: TrialRecord | None
     rate: int | None
+    behind: int
 
 
 def _shown(
     reader: Reader, records: Sequence[NodeRecord], now_ms: int, parameters: TaskParameters
 ) -> tuple[_Shown, ...]:  # fmt: skip
+    trials = ((each, find_trial(reader, each.address)) for each in records)
     return tuple(
-        _Shown(each, find_trial(reader, each.address), measured_rate(reader, each, now_ms, parameters))
-        for each in records
-    )
+        _Shown(
+            each, trial, measured_rate(reader, each, now_ms, parameters),
+            0 if trial is None else rounds_behind(reader, trial),
+        )
+        for each, trial in trials
+    )  # fmt: skip
 
 
-def _trial(trial: TrialRecord | None, parameters: TaskParameters) -> Json | None:
+def _trial(shown: _Shown, parameters: TaskParameters) -> Json | None:
+    trial = shown.trial
     if trial is None:
         return None
     return {
@@ -53,8 +59,9 @@ def _trial(trial: TrialRecord | None, parameters: TaskParameters) -> Json | None
         "rate": trial.rate,
         "measured_ms": trial.measured_ms or None,
         "checked": bool(trial.is_checked),
-        "round_rate": trial.cap,
+        "round_rate": max(trial.cap, trial.cap_before),
         "rounds_missed": trial.misses,
+        "rounds_behind": shown.behind,
         "ask_from_ms": asks_from_ms(trial, parameters) or None,
     }
 
@@ -77,7 +84,7 @@ def _node(shown: _Shown, node: NodeApi) -> Json:
         "price_per_tera_unit": str(profile.price_per_tera_unit),
         "rate": profile.rate,
         "measured_rate": shown.rate,
-        "trial": _trial(shown.trial, parameters),
+        "trial": _trial(shown, parameters),
         "price_per_device_hour": str(hour_price(profile.rate, profile.price_per_tera_unit)),
         "slots": profile.slots,
         "busy_slots": record.busy_slots,
@@ -212,9 +219,11 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
                         "checked": BOOLEAN_OUT,
                         "round_rate": NUMBER,
                         "rounds_missed": NUMBER,
+                        "rounds_behind": NUMBER,
                         "ask_from_ms": nullable(NUMBER),
                     },
-                    description="Its speed trial: where it stands, and what the last one measured.",
+                    description="Its speed trial: where it stands, and what the last one measured. "
+                    "`rounds_behind`: rounds over since the last one that it went through; each halves its rate.",
                 )
             ),
             "price_per_device_hour": AMOUNT_OUT,

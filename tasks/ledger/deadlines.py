@@ -71,7 +71,7 @@ _QUEUE_OF: Final = {
     FURTHER_GROUP_SLOT: (1 << 63) + (1 << 62),
 }
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else. Those of groups
-queue up apart from them: a call takes few groups, and those that it does not take would hold the places of tasks."""
+queue up apart from them: a call takes few groups, and the others would hold places of tasks."""
 GROUPS_PER_CALL: Final = 16
 """Groups that are in one call; others wait for the next one. Each takes a search over all asks."""
 GROUP_PART: Final = 8
@@ -137,9 +137,9 @@ def due_before(state: Reader, time_ms: int, limit: int) -> list[Due]:
 def matches_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
     """Return up to ``limit`` looks for a worker that are due, the earliest first; the rest keeps its place.
 
-    An eighth of them are those of groups at most, ``GROUPS_PER_CALL`` at most, and one in any case. First looks go
-    before others, which have a quarter at least. Of first looks the tasks with the largest budgets have half, those
-    with the next rank half of the rest, and so on: many small ones delay no larger one.
+    An eighth of them are those of groups at most, ``GROUPS_PER_CALL`` at most, and one in any case. First looks
+    go before others, which have a quarter at least. Of first looks the tasks with the largest budgets have half,
+    those with the next rank half of the rest, and so on: many small ones delay no larger one.
     """
     most = min(GROUPS_PER_CALL, max(1, limit // GROUP_PART))
     groups = _looks(state, FIRST_GROUP_SLOT, FURTHER_GROUP_SLOT, time_ms, most)

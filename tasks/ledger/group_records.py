@@ -56,6 +56,9 @@ GROUP_CREATED: Final = EventType(
     "GroupCreated(bytes32 indexed group, address indexed requester, bytes32 spec, "
     "uint256 members, uint256 spares)",
 )
+GROUP_SEAT: Final = EventType(
+    LEDGER_ADDRESS, "GroupSeat(bytes32 indexed group, bytes32 indexed task, uint256 seat)"
+)
 GROUP_PHASE: Final = EventType(
     LEDGER_ADDRESS, "GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason)"
 )

@@ -16,6 +16,7 @@ from tasks.ledger import registry
 from tasks.ledger.creation import begin_task
 from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_custody
 from tasks.ledger.group_records import (
+    GROUP_SEAT,
     GroupPhase,
     GroupRecord,
     barred_of,
@@ -107,6 +108,7 @@ def create_group(
         scope, seat_task(group.id, 0), sender, spec, raw, budget_of(spec, parameters),
         group=group.id + bytes([0]), rank_of=seats_budget(spec, members, spares, parameters),
     )  # fmt: skip
+    scope.emit(GROUP_SEAT(group.id, case.record.id, 0))
     search(case)
     if not group.is_whole:
         case.change(match_at_ms=0)
@@ -145,6 +147,7 @@ def add_seats(scope: Scope, sender: bytes, group_id: bytes, roots: Sequence[byte
             scope, seat_task(group_id, seat), sender, own, encode_spec(own) if root else raw,
             member if root else spare, group=group_id + bytes([seat]),
         ).save()  # fmt: skip
+        scope.emit(GROUP_SEAT(group_id, seat_task(group_id, seat), seat))
     case = Case.load(scope, first)
     kept = find_custody(state, first, INPUT_WINDOW)
     if kept is None or kept.phase == CustodyPhase.KEPT:  # else custody of the input has it enter

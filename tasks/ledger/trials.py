@@ -48,10 +48,29 @@ from tasks.ledger.reputation import mark_failure
 from tasks.trials import SAMPLES_MAX, ShownLink, are_right, link_units, positions_of, shows, width_of
 
 __all__ = [
-    "TRIALS_PER_BLOCK_MAX", "TRIAL_EVENTS", "TRIAL_LIMIT_BYTES", "TrialPhase", "TrialRecord", "ask_trial",
-    "asks_from_ms", "commit_trial", "find_round", "find_trial", "forget_trial", "judge_trial", "leave_round",
-    "measured_node", "measured_rate", "on_change", "show_trial", "step_trials", "trials_to_judge",
-]  # fmt: skip
+    "HALVINGS_MAX",
+    "TRIALS_PER_BLOCK_MAX",
+    "TRIAL_EVENTS",
+    "TRIAL_LIMIT_BYTES",
+    "TrialPhase",
+    "TrialRecord",
+    "ask_trial",
+    "asks_from_ms",
+    "commit_trial",
+    "find_round",
+    "find_trial",
+    "forget_trial",
+    "judge_trial",
+    "leave_round",
+    "measured_node",
+    "measured_rate",
+    "on_change",
+    "rounds_behind",
+    "rounds_over",
+    "show_trial",
+    "step_trials",
+    "trials_to_judge",
+]
 
 TRIAL_LIMIT_BYTES: Final = 1536
 TRIALS_PER_BLOCK_MAX: Final = 8
@@ -63,8 +82,11 @@ ANSWERS_NEEDED: Final = 2
 ROUND_ARCS: Final = 257
 """Parts of the index that a round visits in an order of its own. A prime: no distance is likelier."""
 ROUND_LIMIT_BYTES: Final = 64
+ROUNDS_LIMIT_BYTES: Final = 16
 MISSES_MAX: Final = 4
 """Rounds missed in a row, each of which doubles the pause until a machine may ask for a trial."""
+HALVINGS_MAX: Final = 3
+"""Rounds since the last one that a machine went through, each of which halves the rate that counts (R81)."""
 RENEW_NUMERATOR, RENEW_DENOMINATOR = 5, 6
 """Part of a rate's validity after which a trial begins in any case."""
 _SPREAD: Final = 1 << 64
@@ -73,6 +95,8 @@ _RIGHT: Final = b"\x01"
 _TABLE: Final = bytes([Table.TRIAL])
 _ROUND: Final = _TABLE
 """Key of the round of trials that is under way."""
+_ROUNDS: Final = _TABLE + b"\x00"
+"""Key of how many rounds are over."""
 _JUDGES: Final = b"\x00"
 """After a verifier's address: the machines whose trials it is to judge."""
 
@@ -81,7 +105,8 @@ TRIAL_BEGUN: Final = EventType(
 )
 TRIAL_DRAWN: Final = EventType(REGISTRY_ADDRESS, "TrialDrawn(address indexed node, address indexed verifier)")
 TRIAL_ENDED: Final = EventType(REGISTRY_ADDRESS, "TrialEnded(address indexed node, uint256 rate, uint256 reason)")
-TRIAL_EVENTS: Final = (TRIAL_BEGUN, TRIAL_DRAWN, TRIAL_ENDED)
+TRIAL_ROUND_ENDED: Final = EventType(REGISTRY_ADDRESS, "TrialRoundEnded(uint256 number)")
+TRIAL_EVENTS: Final = (TRIAL_BEGUN, TRIAL_DRAWN, TRIAL_ENDED, TRIAL_ROUND_ENDED)
 
 
 class TrialPhase(IntEnum):
@@ -123,8 +148,10 @@ class TrialRecord(NamedTuple):
     ``measured_ms``, 0 for never; ``is_checked`` tells whether a verifier agreed. ``begun_ms`` is when the last
     trial began, ``due_ms`` when the next step is due, 0 for a step that waits for a height.
 
-    ``is_round`` tells whether the trial is one of a round. ``cap`` was measured at ``cap_ms`` in the last round
-    that the machine went through; no other trial gives it more. It missed ``misses`` rounds since then.
+    ``in_round`` is the number of the round that the trial is one of, 0 for none. ``cap`` was measured at
+    ``cap_ms`` in the last round that the machine went through, ``cap_before`` at ``cap_before_ms`` in the one
+    before; no other trial gives it more than the better of them. ``last_round`` is the last round that it went
+    through, or that was there before it. It failed in ``misses`` rounds since then.
     """
 
     address: bytes
@@ -144,10 +171,13 @@ class TrialRecord(NamedTuple):
     rate: int
     measured_ms: int
     is_checked: int
-    is_round: int
+    in_round: int
     cap: int
     cap_ms: int
     misses: int
+    last_round: int
+    cap_before: int
+    cap_before_ms: int
 
     @property
     def shown_links(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -163,7 +193,7 @@ class TrialRecord(NamedTuple):
 
 def _idle(address: bytes) -> TrialRecord:
     return TrialRecord(
-        address, TrialPhase.IDLE, 0, 0, 0, b"", 0, 0, b"", 0, b"", b"", (), (), 0, 0, 0, 0, 0, 0, 0
+        address, TrialPhase.IDLE, 0, 0, 0, b"", 0, 0, b"", 0, b"", b"", (), (), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     )  # fmt: skip
 
 
@@ -182,8 +212,8 @@ def _trial(address: bytes, value: Any) -> TrialRecord:
     head, (phase, *numbers) = items_of(value, list, list)
     seed, root, lot, shown, used, answers = items_of(head, bytes, bytes, bytes, bytes, list, list)
     (
-        phase, height, begun, due, width, links, counted, rate, at, checked, is_round, cap, cap_ms, misses,
-    ) = items_of([phase, *numbers], *[int] * 14)  # fmt: skip
+        phase, height, begun, due, width, links, counted, rate, at, checked, *rounds,
+    ) = items_of([phase, *numbers], *[int] * 17)  # fmt: skip
     names, said = items_of(used, *[bytes] * len(used)), items_of(answers, *[bytes] * len(answers))
     if not all(len(name) == ADDRESS_BYTES for name in names):
         raise DecodeError("not an address")
@@ -193,7 +223,7 @@ def _trial(address: bytes, value: Any) -> TrialRecord:
         raise DecodeError("not states of links")
     return TrialRecord(
         address, TrialPhase(phase), height, begun, due, seed, width, links, root, counted, lot, shown,
-        tuple(names), tuple(said), rate, at, checked, is_round, cap, cap_ms, misses,
+        tuple(names), tuple(said), rate, at, checked, *rounds,
     )  # fmt: skip
 
 
@@ -203,8 +233,7 @@ def _encoded(record: TrialRecord) -> bytes:
     ]  # fmt: skip
     numbers: list[Value] = [
         int(record.phase), record.height, record.begun_ms, record.due_ms, record.width, record.links,
-        record.counted_ms, record.rate, record.measured_ms, record.is_checked, record.is_round, record.cap,
-        record.cap_ms, record.misses,
+        record.counted_ms, record.rate, record.measured_ms, record.is_checked, *record[-7:],
     ]  # fmt: skip
     return encode([texts, numbers])
 
@@ -258,8 +287,9 @@ def forget_trial(state: Overlay, address: bytes) -> None:
 def measured_rate(state: Reader, node: NodeRecord, now_ms: int, parameters: TaskParameters) -> int | None:
     """Return the rate of a machine that counts now; None where there is none, and it is matched with nothing.
 
-    It is what its last trial measured, and at most what the machine says of itself and what the last round that it
-    went through measured. A machine that says nothing has none: narrow links would flatter it.
+    It is what its last trial measured, and at most what the machine says of itself and what the better of the
+    last two rounds that it went through measured. Each round since then halves it. A machine that says nothing has
+    none: narrow links would flatter it.
     """
     if not parameters.trial_ms:
         return node.profile.rate
@@ -267,9 +297,32 @@ def measured_rate(state: Reader, node: NodeRecord, now_ms: int, parameters: Task
     if record is None or not record.rate or now_ms - record.measured_ms > parameters.trial_valid_ms:
         return None
     rate = min(record.rate, node.profile.rate)
-    if record.cap and now_ms - record.cap_ms <= parameters.trial_valid_ms:
-        rate = min(rate, record.cap)
-    return rate or None
+    caps = ((record.cap, record.cap_ms), (record.cap_before, record.cap_before_ms))
+    valid = [cap for cap, at_ms in caps if cap and now_ms - at_ms <= parameters.trial_valid_ms]
+    return min(rate, max(valid, default=rate)) >> min(rounds_behind(state, record), HALVINGS_MAX) or None
+
+
+def rounds_over(state: Reader) -> int:
+    """Return how many rounds are over."""
+    data = state.get(_ROUNDS)
+    if data is None:
+        return 0
+    return int(
+        read_record(data, lambda value: items_of(value, int)[0], what="rounds", limit_bytes=ROUNDS_LIMIT_BYTES)
+    )
+
+
+def _rounds_begun(state: Reader) -> int:
+    return rounds_over(state) + (find_round(state) is not None)
+
+
+def rounds_behind(state: Reader, record: TrialRecord) -> int:
+    """Return how many rounds are over since the last one that a machine went through.
+
+    Those do not count that came while it was in one.
+    """
+    is_within = record.in_round and record.phase is not TrialPhase.IDLE
+    return max(0, (record.in_round - 1 if is_within else rounds_over(state)) - record.last_round)
 
 
 def measured_node(
@@ -286,7 +339,7 @@ def measured_node(
 
 
 def _begin(state: Overlay, node: NodeRecord, block: BlockContext, emit: Callable[[Event], None],
-           parameters: TaskParameters, *, is_round: bool = False) -> None:  # fmt: skip
+           parameters: TaskParameters, *, in_round: int = 0) -> None:  # fmt: skip
     before = find_trial(state, node.address) or _idle(node.address)
     seed = digest(b"trial", block.beacon + node.address)
     width = width_of(node.profile.rate, parameters.trial_ms)
@@ -294,7 +347,7 @@ def _begin(state: Overlay, node: NodeRecord, block: BlockContext, emit: Callable
     record = before._replace(
         phase=TrialPhase.RUNNING, height=block.height, begun_ms=block.steady_ms, due_ms=until_ms, seed=seed,
         width=width, links=0, root=b"", counted_ms=0, lot=b"", shown=b"", used=(), answers=(),
-        is_round=int(is_round),
+        in_round=in_round,
     )  # fmt: skip
     _save(state, before, record)
     emit(TRIAL_BEGUN(node.address, seed, width, until_ms))
@@ -315,7 +368,7 @@ def on_change(
     record = find_trial(state, node.address)
     if record is not None and (record.phase is not TrialPhase.IDLE or not _is_other(before, node)):
         return
-    record = record or _idle(node.address)
+    record = record or _idle(node.address)._replace(last_round=_rounds_begun(state))  # those were before it
     _save(state, record, record._replace(due_ms=max(now_ms, _next_ms(record, parameters))))
 
 
@@ -398,7 +451,9 @@ def _arc_at(seed: bytes, at: int) -> tuple[int, int]:
     return _ARCS[(first + at * (1 + step % (ROUND_ARCS - 1))) % ROUND_ARCS]
 
 
-def _go_round(state: Overlay, block: BlockContext, parameters: TaskParameters) -> list[NodeRecord]:
+def _go_round(
+    state: Overlay, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
+) -> list[NodeRecord]:
     """Return the machines whose turn comes in this block. In one of ``trial_blocks`` blocks a round begins."""
     current = find_round(state)
     if current is None:
@@ -420,6 +475,9 @@ def _go_round(state: Overlay, block: BlockContext, parameters: TaskParameters) -
             return found
     if state.get(_ROUND) is not None:
         state.delete(_ROUND)
+    number = rounds_over(state) + 1
+    state.put(_ROUNDS, encode([number]))
+    emit(TRIAL_ROUND_ENDED(number))
     return found
 
 
@@ -434,10 +492,13 @@ def step_trials(
         _draw(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
     for due in trials_due(state, TRIAL_SLOT, block.steady_ms, TRIALS_PER_BLOCK_MAX):
         _on_due(state, due.subject[-ADDRESS_BYTES:], block, emit, parameters)
-    for node in _go_round(state, block, parameters):  # no pause counts: who asked a while ago is not passed over
+    number = rounds_over(state) + 1
+    for node in _go_round(state, block, emit, parameters):  # no pause counts: nobody is passed over for one
         record = find_trial(state, node.address) or _idle(node.address)
         if record.phase is TrialPhase.IDLE and is_available(node, block.steady_ms, parameters):
-            _begin(state, node, block, emit, parameters, is_round=True)
+            _begin(state, node, block, emit, parameters, in_round=number)
+        elif record.phase is TrialPhase.RUNNING:  # else it would ask for one before its turn
+            _save(state, record, record._replace(in_round=number))
 
 
 def _on_due(
@@ -634,9 +695,12 @@ def _end(
         phase=TrialPhase.IDLE, height=block.height, due_ms=block.steady_ms + renew_ms, lot=b"", shown=b"", used=(),
         answers=(), rate=rate, measured_ms=block.steady_ms, is_checked=int(ending is TrialEnding.CHECKED),
     )  # fmt: skip
-    if record.is_round and rate:
-        after = after._replace(cap=rate, cap_ms=block.steady_ms, misses=0)
-    elif record.is_round:
+    if record.in_round and rate:
+        after = after._replace(
+            cap=rate, cap_ms=block.steady_ms, misses=0, last_round=_rounds_begun(state), cap_before=record.cap,
+            cap_before_ms=record.cap_ms,
+        )  # fmt: skip
+    elif record.in_round:
         after = after._replace(misses=min(record.misses + 1, MISSES_MAX))
     _save(state, stored, after)
     emit(TRIAL_ENDED(record.address, rate, int(ending)))

@@ -302,7 +302,7 @@ def state_records(
                 encode(
                     [
                         [b"s" * 32, b"r" * 32, b"l" * 32, b"b" * 128, [b"v" * 20] * 2, [b"w" * 32]],
-                        [4, 9, 1_000, 2_000, 64, 30, 10_000, 10**9, 900, 1, 1, 10**8, 800, 2],
+                        [4, 9, 1_000, 2_000, 64, 30, 10_000, 10**9, 900, 1, 3, 10**8, 800, 2, 2, 10**7, 700],
                     ]
                 ),
             ),
@@ -313,6 +313,11 @@ def state_records(
             lambda state: state.put(bytes([Table.TRIAL]), encode([b"s" * 32, 3, 1 << 60])),
             trials.find_round,
             ("tasks.ledger.trials:find_round", "tasks.ledger.trials:_round"),
+        ),
+        "rounds of speed trials that are over": StateRecord(
+            lambda state: state.put(bytes([Table.TRIAL]) + b"\x00", encode([7])),
+            trials.rounds_over,
+            ("tasks.ledger.trials:rounds_over",),
         ),
         "call that was put off": StateRecord(
             lambda state: calls.put_off(state, 7),

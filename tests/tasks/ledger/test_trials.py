@@ -20,6 +20,7 @@ from tasks.ledger.registry import NodeRole, require_node
 from tasks.ledger.transitions import RETIRE_NODE, SUSPEND_NODE, UPDATE_NODE, hooks, node_payload
 from tasks.ledger.trial_transitions import ASK_TRIAL, COMMIT_TRIAL, JUDGE_TRIAL, SHOW_TRIAL
 from tasks.ledger.trials import (
+    HALVINGS_MAX,
     TRIALS_PER_BLOCK_MAX,
     TrialPhase,
     TrialRecord,
@@ -27,6 +28,7 @@ from tasks.ledger.trials import (
     find_round,
     find_trial,
     measured_rate,
+    rounds_behind,
     trials_to_judge,
 )
 from tasks.trials import first_state, link_units, next_state, positions_of, root_of, show, shown_to_value
@@ -334,7 +336,7 @@ def test_a_trial_that_is_asked_for_gives_no_more_than_the_last_round_measured() 
     if trialists.trial(machine).phase is TrialPhase.IDLE:
         assert world.send(machine, ASK_TRIAL, []) is None
     high = trialists.run(machine)
-    assert high.rate > 5 * low.rate and not high.is_round and rate_of(world, machine) == low.cap
+    assert high.rate > 5 * low.rate and not high.in_round and rate_of(world, machine) == low.cap
 
 
 def twelve_in_a_round() -> tuple[World, Trialists, bytes, TrialRecord]:
@@ -360,7 +362,7 @@ def test_n17_a_machine_that_sees_a_round_begin_cannot_ask_for_a_trial_of_its_own
     assert world.send(machine, ASK_TRIAL, []) is None
     world.block()
     record = trialists.trial(machine)
-    assert record.phase is TrialPhase.RUNNING and record.is_round
+    assert record.phase is TrialPhase.RUNNING and record.in_round
 
 
 @pytest.mark.parametrize("way", ["suspends", "retires", "no role"])
@@ -384,10 +386,12 @@ def test_who_misses_rounds_waits_twice_as_long_each_time_before_it_can_ask() -> 
     """Otherwise the ten miss each round, and ask one by one."""
     world, trialists, (machine, *_) = ten_on_one_device()
     trialists.silent.add(machine)
-    for missed in range(1, 4):
+    before = 0
+    for _ in range(3):
         record = trialists.run(machine, 200)
-        assert (record.misses, record.rate) == (missed, 0)
-        assert asks_from_ms(record, world.parameters) == record.begun_ms + (3_600_000 << missed)
+        assert record.misses > before and record.rate == 0
+        before = record.misses
+        assert asks_from_ms(record, world.parameters) == record.begun_ms + (3_600_000 << before)
     trialists.silent.clear()
     assert trialists.run(machine).misses == 0
 
@@ -507,7 +511,7 @@ def test_rounds_come_when_nobody_knows_and_take_each_machine_once() -> None:
     was = False
     for _ in range(300):
         world.block()
-        tried = {each for each in machines if trialists.trial(each).is_round and trialists.trial(each).begun_ms
+        tried = {each for each in machines if trialists.trial(each).in_round and trialists.trial(each).begun_ms
                  == world.time_ms - 1_000}  # fmt: skip
         assert len(tried) <= TRIALS_PER_BLOCK_MAX
         if tried and not was:
@@ -585,3 +589,79 @@ def test_the_check_fund_has_no_less_after_a_trial_than_before() -> None:
     before = fund_balance(world.state)
     trialists.run(machine)
     assert fund_balance(world.state) == before + TRIALS.trial_fee
+
+
+def hold_round(world: World, trialists: Trialists, machines: list[bytes]) -> None:
+    """Have one round come, and all who are tried in it go through it."""
+    world._hooks = hooks(replace(world.parameters, trial_blocks=1))
+    world.block()
+    world._hooks = hooks(world.parameters)
+    assert find_round(world.state) is None
+    for _ in range(120):
+        for each in machines:
+            trialists.act(each)
+        world.block()
+        if all(trialists.trial(each).phase is TrialPhase.IDLE for each in machines):
+            return
+    raise AssertionError([trialists.trial(each).phase for each in machines])
+
+
+def test_each_round_that_a_machine_is_not_tried_in_halves_its_rate() -> None:
+    """Ten machines with one device were off in turn: nine in each round, and each had a whole device's rate."""
+    world, trialists, machine = market()
+    other = world.add_machine(2, roles=WORK, rate=RATE)
+    trialists.run(machine)
+    while trialists.trial(other).phase is not TrialPhase.IDLE:
+        world.block()
+        trialists.act(other)
+    hold_round(world, trialists, [machine, other])
+    whole = rate_of(world, machine)
+    assert whole is not None and rate_of(world, other) == whole
+    profile = require_node(world.state, other).profile
+    for missed in range(1, 5):
+        assert world.send(other, SUSPEND_NODE, []) is None
+        hold_round(world, trialists, [machine])
+        assert world.send(other, UPDATE_NODE, node_payload(profile, 0)) is None
+        assert rate_of(world, machine) == whole
+        assert rate_of(world, other) == whole >> min(missed, HALVINGS_MAX)
+    world.block(TRIALS.trial_pause_ms)
+    assert world.send(other, ASK_TRIAL, []) is None
+    trialists.run(other)
+    assert rate_of(world, other) == whole >> HALVINGS_MAX, "to ask for a trial does not mend it"
+    late = world.add_machine(3, roles=WORK, rate=RATE)
+    trialists.run(late)
+    assert rate_of(world, late) == whole, "no round was since it came"
+    hold_round(world, trialists, [machine, other, late])
+    assert rate_of(world, other) == whole
+
+
+def test_a_machine_that_is_busy_in_one_round_has_what_the_round_before_it_measured() -> None:
+    """Wall time counts, so other work on a processor cuts a round; a cut by two rounds in a row stands."""
+    world, trialists, machine = market()
+    trialists.run(machine)
+    hold_round(world, trialists, [machine])
+    whole = rate_of(world, machine)
+    assert whole is not None
+    for expected in (whole, whole // 4):
+        trialists.links[machine] = LINKS // 4
+        hold_round(world, trialists, [machine])
+        assert trialists.trial(machine).cap <= whole // 4 + 1
+        trialists.links[machine] = LINKS
+        world.block(TRIALS.trial_pause_ms)
+        assert world.send(machine, ASK_TRIAL, []) is None
+        trialists.run(machine)
+        assert abs((rate_of(world, machine) or 0) - expected) <= whole // 8
+
+
+def test_a_trial_that_is_asked_for_just_before_a_round_is_one_of_it() -> None:
+    world, trialists, machine = market()
+    trialists.run(machine)
+    hold_round(world, trialists, [machine])
+    world.block(TRIALS.trial_pause_ms)
+    assert world.send(machine, ASK_TRIAL, []) is None
+    world.block()
+    assert trialists.trial(machine).phase is TrialPhase.RUNNING and not trialists.trial(machine).in_round
+    trialists.links[machine] = LINKS // 2
+    hold_round(world, trialists, [machine])
+    assert trialists.trial(machine).cap < trialists.trial(machine).cap_before
+    assert rounds_behind(world.state, trialists.trial(machine)) == 0
