@@ -82,7 +82,12 @@ class Chain:
         assert task == TASK
         document = {"spec": {"raw": "0x" + encode_spec(SPEC).hex()}}
         return SimpleNamespace(
-            id=TASK, requester=self.requester.address, phase="settled", has_ended=True, document=document
+            id=TASK,
+            requester=self.requester.address,
+            phase="settled",
+            has_ended=True,
+            document=document,
+            group=None,
         )
 
     def task_windows(self, _task: bytes) -> Any:
