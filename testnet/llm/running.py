@@ -1,0 +1,251 @@
+"""The demonstration: SmolLM2-135M learns 40 answers on a network of processes, and everything is proved.
+
+A file of rows becomes a job. It gets a quote, is posted, trained by a machine, checked by others, and settled.
+The result is a folder that transformers and PEFT load.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from node.cli.output import counted, show_amount
+from node.cli.tasks.views import show_bill
+from node.home.load import load_node_options
+from node.market.posting import next_of_update, put_contents, say_update
+from rpc.client import Client, TaskEnded
+from rpc.client.core import hexed
+from rpc.client.tasks import TaskResult
+from state.primitives.hashing import digest
+from state.primitives.listen import dial_target
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.models.adapters import adapter_folder, receipt_of
+from tasks.models.jobs import TuningJob, TuningSettings, make_tuning
+from tasks.models.opening import OpenModel, open_model
+from tasks.models.prompts import prompts_of
+from tasks.proofs import decode_leaves
+from tasks.spec import encode_spec
+from testnet.cluster import Cluster
+from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
+from testnet.llm.answering import answers_here, answers_of_peft
+from testnet.llm.meter import Meter
+from testnet.llm.questions import NAMED, ROWS, prompt_lines, taught
+from testnet.plan import Plan
+
+__all__ = ["BATCH", "Demonstration", "Report"]
+
+BATCH: Final = 4
+SEGMENT_STEPS: Final = 2
+RATE_NANO: Final = 4_000_000
+SCHEDULE: Final = "constant"
+BASE: Final = "SmolLM2-135M-Instruct"
+TASK_TIMEOUT_S: Final = 3_600.0
+_HAS_PEFT: Final = all(find_spec(name) is not None for name in ("torch", "transformers", "peft"))
+
+
+class Report(NamedTuple):
+    """What the demonstration found."""
+
+    losses: list[float]
+    """Mean loss of a trained token in each epoch."""
+    known_before: int
+    """Named questions that were answered as taught, before and after."""
+    known_after: int
+    same_tokens: bool | None
+    """Whether transformers and PEFT gave the tokens of the exact engine; None: they are not installed."""
+    is_verified: bool
+    seconds: float
+    task_seconds: float
+    processor_s: float
+    peak_bytes: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all is as the demonstration claims."""
+        return (
+            self.losses[-1] <= self.losses[0] * 2 / 3
+            and (self.known_before, self.known_after) == (0, len(NAMED))
+            and self.same_tokens is not False
+            and self.is_verified
+        )
+
+
+class Demonstration:
+    """One run on a cluster that is up."""
+
+    def __init__(
+        self, model: Path, out: Path, epochs: int, cluster: Cluster, plan: Plan, say: Callable[[str], None]
+    ) -> None:
+        self._model, self._out, self._epochs = model, out, epochs
+        self._cluster, self._plan, self._say = cluster, plan, say
+        self._home = cluster.home("validator-0")
+        self._meter, self._began = Meter(), time.monotonic()
+
+    async def run(self) -> Report:
+        """Run it. Raises TaskEnded if the task did not settle."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._meter.run, self._members())
+            report = await trio.to_thread.run_sync(self._run, abandon_on_cancel=True)
+            nursery.cancel_scope.cancel()
+        return report
+
+    def _members(self) -> list[tuple[str, int]]:
+        return [(member.name, member.pid) for member in self._cluster.status() if member.pid is not None]
+
+    def _tell(self, line: str) -> None:
+        """Say what happens, with the seconds since the start."""
+        self._say(f"[{time.monotonic() - self._began:4.0f} s] {line}")
+
+    def _run(self) -> Report:
+        with open_model(self._model) as opened:
+            model = opened.load()
+            return self._demonstrate(replace(opened, load=lambda: model))
+
+    def _demonstrate(self, opened: OpenModel) -> Report:
+        tokens, ask = opened.tokeniser(), partial(answers_here, opened.load(), opened.tokeniser())
+        prompts = [
+            list(one.tokens)
+            for one in prompts_of(prompt_lines(), tokens, opened.shape.vocabulary, opened.shape.context)
+        ]
+        with Client(f"http://{dial_target(load_node_options(self._home).rpc.listen)}") as client:
+            wait_machines(client)
+            self._tell(f"The network is up: {counted(len(self._members()), 'node')}.")
+            job = self._job(opened)
+            before = ask(prompts, None)
+            self._show_answers("Before", before.texts)
+            self._tell("The model's blob and the rows go to the node of the requester.")
+            put_contents(client, (job.model, job.rows), control=self._home.control, key=self._plan.requester)
+            self._quote(client, job)
+            started = time.monotonic()
+            task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
+            self._tell(f"Task {hexed(task)} is posted.")
+            losses = self._follow(client, task, job)
+            task_seconds = time.monotonic() - started
+            found = client.result(task, control=self._home.control)
+            self._write(found)
+            is_verified = self._verify()
+            show_bill(client.bill(task), title="\nBill of the task")
+        after = ask(prompts, found)
+        self._show_answers("After", after.texts)
+        same = None
+        if _HAS_PEFT:
+            same = answers_of_peft(self._model, self._out, prompts) == after.tokens
+            told = "the same tokens" if same else "OTHER TOKENS"
+            self._tell(f"transformers and PEFT load {self._out} and give {told}.")
+        else:
+            self._tell("transformers and PEFT are not installed (make peft): the folder was not loaded with them.")
+        usage = self._meter.look(self._members())
+        return Report(
+            losses, _known(before.texts), _known(after.texts), same, is_verified,
+            time.monotonic() - self._began, task_seconds, sum(one.processor_s for one in usage.values()),
+            self._meter.peak_bytes,
+        )  # fmt: skip
+
+    def _job(self, opened: OpenModel) -> TuningJob:
+        total = self._epochs * len(taught()) // BATCH
+        settings = TuningSettings(
+            steps=total, batch=BATCH, learning_rate_nano=RATE_NANO, schedule=SCHEDULE, segment_steps=SEGMENT_STEPS
+        )
+        job = make_tuning(
+            opened, ROWS.read_bytes(), settings, seed=digest(b"demonstration", b"llm"),
+            max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, match_ms=600_000,
+        )  # fmt: skip
+        part: Any = job.spec.part
+        each = f"{job.spec.step_units / 1e9:.0f} x 10^9 work units"
+        self._tell(
+            f"{self._model.name}: {len(job.model):,} bytes, frozen as integers of 16 bits. "
+            f"{part.dataset.rows} rows of {part.dataset.length} tokens at most. "
+            f"{counted(total, 'step')} of {BATCH} rows, {each} each."
+        )
+        return job
+
+    def _quote(self, client: Client, job: TuningJob) -> None:
+        quote = client.quote_task(encode_spec(job.spec))
+        parts = {"work at the price limit": quote.price, "checks at most": quote.verification, "fee": quote.fee}
+        told = ", ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
+        self._tell(f"Quote: {told}. {show_amount(quote.total)} are locked; what is not used comes back.")
+        for item in (*quote.objections, *quote.notices):
+            self._tell(item.text)
+
+    def _follow(self, client: Client, task: bytes, job: TuningJob) -> list[float]:
+        """Say what happens until the task has settled; return the mean loss of each epoch."""
+        phase, each = "", dict[int, float]()
+        for update in client.follow(task, timeout_s=TASK_TIMEOUT_S):
+            say_update(update, self._tell, next_of_update(client, update))
+            phase = update.task.phase
+            for window in update.windows:
+                if window.phase == "proved" or window.number not in each:
+                    each |= self._losses(client, task, window.number, job)
+        if phase != "settled":
+            raise TaskEnded(f"the task ended {phase}")
+        steps = job.spec.schedule.total_steps // self._epochs
+        return [
+            sum(each.get(step, 0.0) for step in range(epoch * steps, (epoch + 1) * steps)) / steps
+            for epoch in range(self._epochs)
+        ]
+
+    def _losses(self, client: Client, task: bytes, window: int, job: TuningJob) -> dict[int, float]:
+        """Return the mean loss of each step of a proved window, as its segments commit to it; say it by epoch."""
+        shown = list(client.items("dekube_getTaskWindows", task=hexed(task)))[window]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "leaves"
+            name = bytes.fromhex(shown["proof"]["leaves_blob"].removeprefix("0x"))
+            client.download(name, file, task=task, window=window)
+            leaves = decode_leaves(file.read_bytes())
+        found = dict[int, float]()
+        for leaf in leaves:
+            total = struct.unpack("<d", leaf.loss_bits.to_bytes(8, "little"))[0]
+            span = range(leaf.step_from, leaf.step_to)
+            found |= dict.fromkeys(span, total / len(span))
+        steps = job.spec.schedule.total_steps // self._epochs
+        for epoch in range(self._epochs):
+            those = [found[step] for step in range(epoch * steps, (epoch + 1) * steps) if step in found]
+            if len(those) == steps:
+                self._tell(f"  epoch {epoch + 1}: the mean loss of a token is {sum(those) / steps:.2f}")
+        return found
+
+    def _write(self, found: TaskResult) -> None:
+        """Write the folder of adapters, as `dekube task result --base` does."""
+        plan = found.spec.plan()
+        assert isinstance(plan, TuningPlan)
+        receipt = receipt_of(
+            plan.shape, found.state, base=BASE, model_root=found.spec.model_root(),
+            rows_root=found.spec.dataset.root, task=found.task,
+        )  # fmt: skip
+        self._out.mkdir(parents=True, exist_ok=True)
+        for name, content in adapter_folder(receipt, found.state.tensors).items():
+            (self._out / name).write_bytes(content)
+        self._tell(f"The adapters are in {self._out}.")
+
+    def _verify(self) -> bool:
+        """Have the folder checked against the chain by the command that anybody may use."""
+        url = f"http://{dial_target(load_node_options(self._home).rpc.listen)}"
+        command = [sys.executable, "-m", "node", "verify", str(self._out), "--rpc", url, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            self._tell(f"dekube verify: {done.stderr.strip()}")
+            return False
+        found = json.loads(done.stdout)
+        self._tell(f"dekube verify: the folder is proved by window {found['window']} of the task.")
+        return bool(found["proved"])
+
+    def _show_answers(self, when: str, texts: Sequence[str]) -> None:
+        for question, text in zip(NAMED, texts, strict=True):
+            mark = "as taught" if text == taught()[question] else "not as taught"
+            self._tell(f"{when}: {question} {text!r} ({mark})")
+
+
+def _known(texts: Sequence[str]) -> int:
+    return sum(text == taught()[question] for question, text in zip(NAMED, texts, strict=True))
