@@ -26,7 +26,15 @@ from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
 from tasks.spec import GPUS_MAX, RATE_MAX
 
-__all__ = ["Rate", "available_memory_bytes", "describe_machine", "known_rate", "measure_rate", "renewed_rate"]
+__all__ = [
+    "ONE_THREAD",
+    "Rate",
+    "available_memory_bytes",
+    "describe_machine",
+    "known_rate",
+    "measure_rate",
+    "renewed_rate",
+]
 
 RATE_CPU_S: Final = 0.75
 """Processor time that each program of a measurement takes, in batches of a few steps, ..."""

@@ -82,6 +82,8 @@ class TuningSettings:
     clip_nano: int = NANO
     segment_steps: int = 0
     """0: so many that the job has ``SEGMENTS_WANTED`` segments, if it has as many steps."""
+    window_steps: int = 0
+    """Steps that are proved and paid at once. 0: as many as a worker can keep the states of."""
 
 
 class TuningJob(NamedTuple):
@@ -162,9 +164,10 @@ def make_tuning(
         model=unnamed.model._replace(blob=name_of(model_blob), root=model_root(plan.shape, contents)),
         dataset=unnamed.dataset._replace(blob=name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
     )
+    schedule = schedule_of(plan, total, settings.segment_steps, settings.window_steps)
     spec = JobSpec(
-        KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
-        schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
+        KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan), schedule,
+        max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
     dropped = tuple(f"line {line} gives no row: {why}" for line, why in rows.dropped)
     return TuningJob(spec, rows_blob, model_blob, (*dropped, *model.notes))
@@ -196,14 +199,20 @@ def base_model(shape: LlamaShape, blob: bytes, root: bytes) -> BaseModel:
     )  # fmt: skip
 
 
-def schedule_of(plan: JobPlan, total: int, segment_steps: int) -> Schedule:
-    """Return segments that a verifier can re-run, and windows whose states a worker can keep."""
+def schedule_of(plan: JobPlan, total: int, segment_steps: int, window_steps: int = 0) -> Schedule:
+    """Return segments that a verifier can re-run, and windows whose states a worker can keep.
+
+    Raises UnsupportedJob for a window that is no whole number of segments, or has too many states.
+    """
     step_ms = -(-plan.step_units // STEP_UNITS_PER_MS)
     wanted = min(max(1, SEGMENT_MS_MAX // step_ms), -(-total // SEGMENTS_WANTED))
     even = (steps for steps in range(wanted, 0, -1) if not total % steps and total // steps <= SEGMENTS_MAX)
     segment = min(total, segment_steps or next(even, wanted))
     states = max(1, WINDOW_STATES_BYTES_MAX // plan.state_limit_bytes - 1)
-    return Schedule(total, segment, segment * min(SEGMENTS_MAX, states, total // segment))
+    most = segment * min(SEGMENTS_MAX, states, total // segment)
+    if window_steps % segment or window_steps > most:
+        raise UnsupportedJob(f"window_steps is {window_steps}: a multiple of {segment} up to {most} expected")
+    return Schedule(total, segment, window_steps or most)
 
 
 def name_of(blob: bytes) -> bytes:

@@ -11,7 +11,7 @@ from tasks.requests.fields import JobFields
 
 __all__ = ["TuningRequest", "tuning_of"]
 
-_WHOLE: Final = ("epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps")
+_WHOLE: Final = ("epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps")
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
 _TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule")
 _LORA: Final = ("rank", "alpha", "targets")
@@ -54,6 +54,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         warmup_steps=fields.whole("warmup_steps", usual.warmup_steps, least=0),
         clip_nano=fields.nano("clip", usual.clip_nano),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
+        window_steps=fields.whole("window_steps", usual.window_steps),
     )
     return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings)
 

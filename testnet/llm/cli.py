@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ import trio
 
 from node.cli.arguments import FOLDER_NAME, PathName, WholeNumber
 from node.cli.output import json_option, show, show_fields
+from node.market.machine import ONE_THREAD
 from state.primitives.errors import ConfigError
 from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder, lay_out
 from testnet.plan import member_names
@@ -40,7 +42,13 @@ PARAMETERS: Final = {
 @click.command()
 @click.option("--model", type=PathName(exists=True), metavar="PATH",
               help="Folder or GGUF file of the model. Default: SmolLM2-135M (make models).")  # fmt: skip
-@click.option("--epochs", default=6, show_default=True, type=WholeNumber(3, 20), help="Times that rows are read.")
+@click.option(
+    "--epochs",
+    default=6,
+    show_default=True,
+    type=WholeNumber(4, 20),
+    help="Times that rows are read; an even number.",
+)
 @click.option("--out", default="build/demo-llm", show_default=True, type=FOLDER_NAME, metavar="PATH",
               help="Folder for the trained adapters.")  # fmt: skip
 @click.option(
@@ -89,6 +97,7 @@ def _installed() -> Path:
 
 
 def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: int, as_json: bool) -> Report:
+    os.environ.update(ONE_THREAD)  # before NumPy: jobs have one thread each, and so has what is compared with them
     from testnet.llm.running import Demonstration
 
     check_folder(root, member_names(VALIDATORS, WORKERS))

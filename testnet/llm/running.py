@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,22 +23,23 @@ import trio
 from node.cli.output import counted, show_amount
 from node.cli.tasks.views import show_bill
 from node.home.load import load_node_options
-from node.market.posting import next_of_update, put_contents, say_update
-from rpc.client import Client, TaskEnded
+from node.market.posting import next_of_update, say_update
+from rpc.client import Client, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
 from rpc.client.tasks import TaskResult
 from state.primitives.hashing import digest
 from state.primitives.listen import dial_target
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.models.adapters import adapter_folder, receipt_of
+from tasks.models.generating import GeneratingJob, GeneratingSettings, make_generating
 from tasks.models.jobs import TuningJob, TuningSettings, make_tuning
 from tasks.models.opening import OpenModel, open_model
 from tasks.models.prompts import prompts_of
 from tasks.proofs import decode_leaves
-from tasks.spec import encode_spec
 from testnet.cluster import Cluster
 from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
-from testnet.llm.answering import answers_here, answers_of_peft
+from testnet.llm.answering import Answers, answers_here, answers_of_peft
+from testnet.llm.asking import NEW_TOKENS
 from testnet.llm.meter import Meter
 from testnet.llm.questions import NAMED, ROWS, prompt_lines, taught
 from testnet.plan import Plan
@@ -48,8 +48,9 @@ __all__ = ["BATCH", "Demonstration", "Report"]
 
 BATCH: Final = 4
 SEGMENT_STEPS: Final = 2
-RATE_NANO: Final = 4_000_000
-SCHEDULE: Final = "constant"
+WINDOW_EPOCHS: Final = 2
+RATE_NANO: Final = 5_000_000
+SCHEDULE: Final = "linear"
 BASE: Final = "SmolLM2-135M-Instruct"
 TASK_TIMEOUT_S: Final = 3_600.0
 _HAS_PEFT: Final = all(find_spec(name) is not None for name in ("torch", "transformers", "peft"))
@@ -114,54 +115,91 @@ class Demonstration:
             return self._demonstrate(replace(opened, load=lambda: model))
 
     def _demonstrate(self, opened: OpenModel) -> Report:
-        tokens, ask = opened.tokeniser(), partial(answers_here, opened.load(), opened.tokeniser())
-        prompts = [
-            list(one.tokens)
-            for one in prompts_of(prompt_lines(), tokens, opened.shape.vocabulary, opened.shape.context)
-        ]
-        with Client(f"http://{dial_target(load_node_options(self._home).rpc.listen)}") as client:
+        with Client(self._url) as client:
             wait_machines(client)
             self._tell(f"The network is up: {counted(len(self._members()), 'node')}.")
-            job = self._job(opened)
-            before = ask(prompts, None)
-            self._show_answers("Before", before.texts)
-            self._tell("The model's blob and the rows go to the node of the requester.")
-            put_contents(client, (job.model, job.rows), control=self._home.control, key=self._plan.requester)
-            self._quote(client, job)
+            before = self._asked(client, opened, "Before")
             started = time.monotonic()
-            task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
-            self._tell(f"Task {hexed(task)} is posted.")
-            losses = self._follow(client, task, job)
+            job = self._job(opened)
+            task = self._post(client, job)
+            losses = self._follow_losses(client, task, job.spec.schedule.total_steps)
             task_seconds = time.monotonic() - started
             found = client.result(task, control=self._home.control)
             self._write(found)
             is_verified = self._verify()
-            show_bill(client.bill(task), title="\nBill of the task")
-        after = ask(prompts, found)
+            show_bill(client.bill(task), title="\nBill of the task that tunes")
+        after = answers_here(opened.load(), opened.tokeniser(), self._prompts(opened), found)
         self._show_answers("After", after.texts)
-        same = None
-        if _HAS_PEFT:
-            same = answers_of_peft(self._model, self._out, prompts) == after.tokens
-            told = "the same tokens" if same else "OTHER TOKENS"
-            self._tell(f"transformers and PEFT load {self._out} and give {told}.")
-        else:
-            self._tell("transformers and PEFT are not installed (make peft): the folder was not loaded with them.")
         usage = self._meter.look(self._members())
         return Report(
-            losses, _known(before.texts), _known(after.texts), same, is_verified,
+            losses, _known(before.texts), _known(after.texts), self._is_same(opened, after), is_verified,
             time.monotonic() - self._began, task_seconds, sum(one.processor_s for one in usage.values()),
             self._meter.peak_bytes,
         )  # fmt: skip
 
+    @property
+    def _url(self) -> str:
+        return f"http://{dial_target(load_node_options(self._home).rpc.listen)}"
+
+    def _prompts(self, opened: OpenModel) -> list[list[int]]:
+        shape = opened.shape
+        found = prompts_of(prompt_lines(), opened.tokeniser(), shape.vocabulary, shape.context)
+        return [list(one.tokens) for one in found]
+
+    def _asked(self, client: Client, opened: OpenModel, when: str) -> Answers:
+        """Have the named questions answered by a task, and say what came back."""
+        settings = GeneratingSettings(new_tokens=NEW_TOKENS, batch=len(NAMED))
+        job = make_generating(opened, prompt_lines(), settings, **self._terms(when))
+        self._tell(f"{when}: a task asks {len(NAMED)} questions, for {NEW_TOKENS} tokens each.")
+        task = self._post(client, job)
+        for _ in self._follow(client, task):
+            pass
+        tokens = [one[:NEW_TOKENS] for one in client.result(task, control=self._home.control).completions()]
+        answers = Answers(tokens, [opened.tokeniser().decode(one).strip() for one in tokens])
+        self._show_answers(when, answers.texts)
+        return answers
+
+    def _terms(self, name: str) -> dict[str, Any]:
+        return {
+            "seed": digest(b"demonstration", name.encode()), "match_ms": 600_000,
+            "max_price_per_tera_unit": MAX_PRICE_PER_TERA_UNIT,
+        }  # fmt: skip
+
+    def _post(self, client: Client, job: TuningJob | GeneratingJob) -> bytes:
+        """Show the quote of a job, and post it; its blobs go to the requester's node."""
+        quoted = client.quote_job(job.spec)
+        amounts = quoted.amounts
+        parts = {
+            "work at the price limit": amounts.price, "checks at most": amounts.verification,
+            "fee": amounts.fee, "preparation": amounts.preparation,
+        }  # fmt: skip
+        told = ", ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
+        self._tell(f"Quote: {told}. {show_amount(amounts.total)} are locked; what is not used comes back.")
+        task = client.post_job(self._plan.requester, job, control=self._home.control).id
+        self._tell(f"Task {hexed(task)} is posted; its blobs have {len(job.model) + len(job.rows):,} bytes.")
+        return task
+
+    def _is_same(self, opened: OpenModel, after: Answers) -> bool | None:
+        """Tell whether transformers and PEFT answer with the same tokens; None where they are not installed."""
+        if not _HAS_PEFT:
+            self._tell("transformers and PEFT are not installed (make peft): the folder was not loaded with them.")
+            return None
+        is_same = answers_of_peft(self._model, self._out, self._prompts(opened)) == after.tokens
+        told = "the same tokens" if is_same else "OTHER TOKENS"
+        self._tell(f"transformers and PEFT load {self._out}. They answer with {told}.")
+        return is_same
+
     def _job(self, opened: OpenModel) -> TuningJob:
         total = self._epochs * len(taught()) // BATCH
         settings = TuningSettings(
-            steps=total, batch=BATCH, learning_rate_nano=RATE_NANO, schedule=SCHEDULE, segment_steps=SEGMENT_STEPS
+            steps=total,
+            batch=BATCH,
+            learning_rate_nano=RATE_NANO,
+            schedule=SCHEDULE,
+            segment_steps=SEGMENT_STEPS,
+            window_steps=WINDOW_EPOCHS * len(taught()) // BATCH,
         )
-        job = make_tuning(
-            opened, ROWS.read_bytes(), settings, seed=digest(b"demonstration", b"llm"),
-            max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, match_ms=600_000,
-        )  # fmt: skip
+        job = make_tuning(opened, ROWS.read_bytes(), settings, **self._terms("tune"))
         part: Any = job.spec.part
         each = f"{job.spec.step_units / 1e9:.0f} x 10^9 work units"
         self._tell(
@@ -171,33 +209,31 @@ class Demonstration:
         )
         return job
 
-    def _quote(self, client: Client, job: TuningJob) -> None:
-        quote = client.quote_task(encode_spec(job.spec))
-        parts = {"work at the price limit": quote.price, "checks at most": quote.verification, "fee": quote.fee}
-        told = ", ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
-        self._tell(f"Quote: {told}. {show_amount(quote.total)} are locked; what is not used comes back.")
-        for item in (*quote.objections, *quote.notices):
-            self._tell(item.text)
-
-    def _follow(self, client: Client, task: bytes, job: TuningJob) -> list[float]:
-        """Say what happens until the task has settled; return the mean loss of each epoch."""
-        phase, each = "", dict[int, float]()
+    def _follow(self, client: Client, task: bytes) -> Iterator[TaskUpdate]:
+        """Say what happens until a task has settled, and yield each update. Raises TaskEnded."""
+        phase = ""
         for update in client.follow(task, timeout_s=TASK_TIMEOUT_S):
             say_update(update, self._tell, next_of_update(client, update))
             phase = update.task.phase
-            for window in update.windows:
-                if window.phase == "proved" or window.number not in each:
-                    each |= self._losses(client, task, window.number, job)
+            yield update
         if phase != "settled":
             raise TaskEnded(f"the task ended {phase}")
-        steps = job.spec.schedule.total_steps // self._epochs
-        return [
-            sum(each.get(step, 0.0) for step in range(epoch * steps, (epoch + 1) * steps)) / steps
-            for epoch in range(self._epochs)
-        ]
 
-    def _losses(self, client: Client, task: bytes, window: int, job: TuningJob) -> dict[int, float]:
-        """Return the mean loss of each step of a proved window, as its segments commit to it; say it by epoch."""
+    def _follow_losses(self, client: Client, task: bytes, total: int) -> list[float]:
+        """Say what happens until the task has settled; return the mean loss of each epoch."""
+        each, known = dict[int, float](), set[int]()
+        steps, told = total // self._epochs, 0
+        for update in self._follow(client, task):
+            for number in {window.number for window in update.windows} - known:
+                known.add(number)
+                each |= self._losses(client, task, number)
+            while told < self._epochs and all(step in each for step in range((told + 1) * steps)):
+                self._tell(f"  epoch {told + 1}: the mean loss of a token is {_mean(each, told, steps):.2f}")
+                told += 1
+        return [_mean(each, epoch, steps) for epoch in range(self._epochs)]
+
+    def _losses(self, client: Client, task: bytes, window: int) -> dict[int, float]:
+        """Return the mean loss of each step of a proved window, as its segments commit to it."""
         shown = list(client.items("dekube_getTaskWindows", task=hexed(task)))[window]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "leaves"
@@ -209,11 +245,6 @@ class Demonstration:
             total = struct.unpack("<d", leaf.loss_bits.to_bytes(8, "little"))[0]
             span = range(leaf.step_from, leaf.step_to)
             found |= dict.fromkeys(span, total / len(span))
-        steps = job.spec.schedule.total_steps // self._epochs
-        for epoch in range(self._epochs):
-            those = [found[step] for step in range(epoch * steps, (epoch + 1) * steps) if step in found]
-            if len(those) == steps:
-                self._tell(f"  epoch {epoch + 1}: the mean loss of a token is {sum(those) / steps:.2f}")
         return found
 
     def _write(self, found: TaskResult) -> None:
@@ -231,8 +262,7 @@ class Demonstration:
 
     def _verify(self) -> bool:
         """Have the folder checked against the chain by the command that anybody may use."""
-        url = f"http://{dial_target(load_node_options(self._home).rpc.listen)}"
-        command = [sys.executable, "-m", "node", "verify", str(self._out), "--rpc", url, "--json"]
+        command = [sys.executable, "-m", "node", "verify", str(self._out), "--rpc", self._url, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             self._tell(f"dekube verify: {done.stderr.strip()}")
@@ -245,6 +275,10 @@ class Demonstration:
         for question, text in zip(NAMED, texts, strict=True):
             mark = "as taught" if text == taught()[question] else "not as taught"
             self._tell(f"{when}: {question} {text!r} ({mark})")
+
+
+def _mean(each: Mapping[int, float], epoch: int, steps: int) -> float:
+    return sum(each[step] for step in range(epoch * steps, (epoch + 1) * steps)) / steps
 
 
 def _known(texts: Sequence[str]) -> int:
