@@ -64,7 +64,7 @@ PARAMETERS: Final = {
 def llm(
     model: Path | None, epochs: int, out: Path, folder: Path | None, seed: int, base_port: int, as_json: bool
 ) -> None:
-    """Fine-tune a language model on a network of this machine, and ask it before and after.
+    """Fine-tune a language model on a local network, and ask it before and after.
 
     Forty questions and answers are the data. The adapters are trained by a worker, checked by drawn
     machines, and proved by the chain. Five named questions are asked before and after.
