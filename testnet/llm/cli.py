@@ -66,10 +66,10 @@ def llm(
 ) -> None:
     """Fine-tune a language model on a local network, and ask it before and after.
 
-    Forty questions and answers are the data. The adapters are trained by a worker, checked by drawn
-    machines, and proved by the chain. Five named questions are asked before and after.
+    The data are 40 questions with answers. A worker trains adapters, drawn verifiers check it, and the
+    chain settles it. Tasks ask five of the questions before and after.
 
-    The exit status is 0 if all answers are as taught, and only afterwards.
+    The exit status is 0 if all five answers are as taught afterwards, and none before.
 
     \b
     Example:
@@ -97,7 +97,7 @@ def _installed() -> Path:
 
 
 def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: int, as_json: bool) -> Report:
-    os.environ.update(ONE_THREAD)  # before NumPy: jobs have one thread each, and so has what is compared with them
+    os.environ.update(ONE_THREAD)  # before NumPy: the cores are for the network
     from testnet.llm.running import Demonstration
 
     check_folder(root, member_names(VALIDATORS, WORKERS))

@@ -38,7 +38,7 @@ from tasks.models.prompts import prompts_of
 from tasks.proofs import decode_leaves
 from testnet.cluster import Cluster
 from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
-from testnet.llm.answering import Answers, answers_here, answers_of_peft
+from testnet.llm.answering import Answers, answers_of_peft
 from testnet.llm.asking import NEW_TOKENS
 from testnet.llm.meter import Meter
 from testnet.llm.questions import NAMED, ROWS, prompt_lines, taught
@@ -128,8 +128,7 @@ class Demonstration:
             self._write(found)
             is_verified = self._verify()
             show_bill(client.bill(task), title="\nBill of the task that tunes")
-        after = answers_here(opened.load(), opened.tokeniser(), self._prompts(opened), found)
-        self._show_answers("After", after.texts)
+            after = self._asked(client, opened, "After", found)
         usage = self._meter.look(self._members())
         return Report(
             losses, _known(before.texts), _known(after.texts), self._is_same(opened, after), is_verified,
@@ -146,10 +145,10 @@ class Demonstration:
         found = prompts_of(prompt_lines(), opened.tokeniser(), shape.vocabulary, shape.context)
         return [list(one.tokens) for one in found]
 
-    def _asked(self, client: Client, opened: OpenModel, when: str) -> Answers:
-        """Have the named questions answered by a task, and say what came back."""
+    def _asked(self, client: Client, opened: OpenModel, when: str, tuned: TaskResult | None = None) -> Answers:
+        """Have the named questions answered by a task, with adapters if any, and say what came back."""
         settings = GeneratingSettings(new_tokens=NEW_TOKENS, batch=len(NAMED))
-        job = make_generating(opened, prompt_lines(), settings, **self._terms(when))
+        job = make_generating(opened, prompt_lines(), settings, tuned=tuned, **self._terms(when))
         self._tell(f"{when}: a task asks {len(NAMED)} questions, for {NEW_TOKENS} tokens each.")
         task = self._post(client, job)
         for _ in self._follow(client, task):
