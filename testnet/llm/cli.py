@@ -69,7 +69,7 @@ def llm(
     The data are 40 questions with answers. A worker trains adapters, drawn verifiers check it, and the
     chain settles it. Tasks ask five of the questions before and after.
 
-    The exit status is 0 if all five answers are as taught afterwards, and none before.
+    The exit status is 0 if five answers are as taught, and only afterwards.
 
     \b
     Example:
