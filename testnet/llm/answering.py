@@ -1,8 +1,9 @@
-"""Answers of a model with adapters, and those that transformers and PEFT give."""
+"""Answers of a model, and those that transformers and PEFT give."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ class Answers(NamedTuple):
 def answers_of_peft(path: Path, folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return the new tokens that transformers and PEFT give with a folder of adapters."""
     command = [sys.executable, "-m", "testnet.llm.asking", str(path), str(folder)]
-    done = subprocess.run(command, input=json.dumps(prompts), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, input=json.dumps(prompts), stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
     found: list[list[int]] = json.loads(done.stdout)
     return found
