@@ -210,6 +210,8 @@ class Driver:
         if status == "succeeded" and found is not None and is_whole:
             part: Any = found.spec.part
             parts = ("ft", job.model, "dekube", job.request.get("suffix") or "", task.id.hex())
+            self._store.keep_state(job.id, found.state.encode())
+            values["state_root"] = found.state.root(found.spec.plan()).hex()
             values["tuned_model"] = ":".join(parts)
             values["trained_tokens"] = trained_tokens(job, part, found.state.step)
             self._tell(job, f"The model is {values['tuned_model']}.")

@@ -14,10 +14,13 @@ from node.api.prompting import BatchPlan, Text, plan_batch
 from node.api.records import TUNING, JobRecord
 from node.api.requests import CHAT
 from node.api.store import Store
+from node.home.models import find_model, models_of
+from node.home.paths import Home
 from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import digest
-from tasks.engines.errors import EngineMissing
+from tasks.engines.errors import EngineMissing, StateInvalid
+from tasks.engines.state import TrainingState
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.errors import ModelError, RowsInvalid
@@ -28,6 +31,7 @@ from tasks.models.tokens import Tokeniser
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
+from tasks.spec import JobSpec, decode_spec
 
 if TYPE_CHECKING:
     from rpc.client.jobs import MadeJob
@@ -71,19 +75,37 @@ class MakerOptions(NamedTuple):
     match_ms: int
 
 
+class Adapters(NamedTuple):
+    """The adapters of a tuned model."""
+
+    spec: JobSpec
+    state: TrainingState
+
+
 class Maker:
     """Makes jobs; it reads whole models, so it runs in a thread."""
 
-    def __init__(self, models: Sequence[ModelFile], store: Store, options: MakerOptions) -> None:
-        self._models = {model.name: model for model in models}
+    def __init__(self, models: Sequence[ModelFile], home: Home, store: Store, options: MakerOptions) -> None:
+        """``models`` go before those of ``home`` (``dekube model add``)."""
+        self._named, self._home = {model.name: model for model in models}, home
         self._store, self._options = store, options
         self._last: tuple[str, MadeJob] | None = None
         """The last job: it is made to be priced, and a moment later to be posted."""
 
-    @property
-    def models(self) -> tuple[ModelFile, ...]:
-        """The models that have a name."""
-        return tuple(self._models.values())
+    def models(self) -> list[tuple[str, int]]:
+        """Return the names of all models of this machine, and since when each is there; 0: since the start.
+
+        Raises ApiError for a damaged folder of models.
+        """
+        try:
+            found = {model.name: model.added_ms // 1000 for model in models_of(self._home)}
+        except ConfigError as error:
+            raise ApiError(str(error), status=500, kind="server_error", retry=False) from None
+        return list((found | dict.fromkeys(self._named, 0)).items())
+
+    def _find(self, model: str) -> ModelFile | None:
+        path = find_model(self._home, model)
+        return self._named.get(model) or (None if path is None else ModelFile(model, path))
 
     def base_of(
         self, model: str, param: str = "model", *, is_deleted_too: bool = False
@@ -92,7 +114,7 @@ class Maker:
 
         A job that was created goes on with a model that was deleted since.
         """
-        found = self._models.get(model)
+        found = self._find(model)
         if found is not None:
             return found, None
         job = self._store.tuned(model, is_deleted_too=is_deleted_too)
@@ -100,9 +122,10 @@ class Maker:
             error = not_found("model", model, param)
             error.reason = "model_not_found"
             raise error
-        if job.model not in self._models:
+        found = self._find(job.model)
+        if found is None:
             raise wrong(f"The base model {job.model} is not served any more.", param, "model_not_found")
-        return self._models[job.model], job
+        return found, job
 
     def settled(self, job: JobRecord, **settings: Any) -> JobRecord:
         """Return a fine-tuning job with numbers for what its request left open. Raises ApiError."""
@@ -153,17 +176,34 @@ class Maker:
         plan, text = self.plan(job)
         values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
         _, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
+        adapters = None
         if tuned is not None and tuned.signed is not None:
-            values["adapter"] = f"task:0x{tuned.signed.task}"
-        return self._make(job, plan.data(), "input_file_id", values)
+            values["adapter"], adapters = f"task:0x{tuned.signed.task}", self._adapters(tuned)
+        return self._make(job, plan.data(), "input_file_id", values, adapters)
 
-    def _make(self, job: JobRecord, data: bytes, param: str, values: Mapping[str, Any]) -> MadeJob:
+    def _adapters(self, job: JobRecord) -> Adapters:
+        """Return what a fine-tuning job has left. Raises ApiError if it is not what the chain has."""
+        spec = decode_spec(bytes.fromhex(job.spec))
+        plan = spec.plan()
+        try:
+            state = TrainingState.decode(self._store.state(job.id), plan)
+        except StateInvalid as error:
+            raise ApiError(
+                f"The state of {job.id} is damaged: {error}.", status=500, kind="server_error"
+            ) from None
+        if state.root(plan).hex() != job.state_root:
+            raise ApiError(f"The state of {job.id} is damaged.", status=500, kind="server_error")
+        return Adapters(spec, state)
+
+    def _make(
+        self, job: JobRecord, data: bytes, param: str, values: Mapping[str, Any], adapters: Adapters | None = None
+    ) -> MadeJob:
         model, _ = self.base_of(job.model, is_deleted_too=True)
         try:
             request = request_of({**values, "model": str(model.path.absolute()), "data": job.data_file})
             return make_job(
                 request, seed=digest(b"task-seed", str(job.seed).encode()), match_ms=self._options.match_ms,
-                max_price_per_tera_unit=self._options.max_price, data=data,
+                max_price_per_tera_unit=self._options.max_price, data=data, tuned=adapters,
             )  # fmt: skip
         except RequestInvalid as error:
             where = {"model": "model", "data": param}.get(error.field)

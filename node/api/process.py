@@ -22,6 +22,7 @@ from node.api.key import open_key_file
 from node.api.making import Maker, MakerOptions, ModelFile
 from node.api.service import Service
 from node.api.store import Store
+from node.home.paths import Home
 from p2p.base.listening import open_sockets
 from rpc.client import Client
 from rpc.gateway.asgi_only import AsgiOnly
@@ -44,6 +45,7 @@ ENDING_S: Final = 5.0
 class ApiOptions:
     """Options of the server."""
 
+    home: Home
     folder: Path
     models: tuple[ModelFile, ...]
     budget: int
@@ -69,7 +71,7 @@ async def serve(
     for listener in listeners:
         bound_kernel(listener)
     making = threading.Lock()
-    maker = Maker(options.models, store, MakerOptions(options.max_price, options.match_ms))
+    maker = Maker(options.models, options.home, store, MakerOptions(options.max_price, options.match_ms))
     driver = Driver(store, maker, connect, key, control, making)
     service = Service(store, maker, connect, driver, making, key.address, options.budget, int(time.time()))
     # One address only: all connections are of this machine.

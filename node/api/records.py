@@ -124,6 +124,8 @@ class JobRecord:
     usage: Sequence[int] = (0, 0)
     trained_tokens: int | None = None
     tuned_model: str | None = None
+    state_root: str = ""
+    """Of the state with the adapters, as the chain has it, in hexadecimal digits."""
     is_model_deleted: bool = False
     output_file: str | None = None
     error_file: str | None = None

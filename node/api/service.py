@@ -248,7 +248,7 @@ class Service:
 
     def models(self) -> Answer:
         """Return all models."""
-        base = [model_object(model.name, self._started_s, "owner") for model in self._maker.models]
+        base = [model_object(name, at_s or self._started_s, "owner") for name, at_s in self._maker.models()]
         tuned = [
             model_object(job.tuned_model or "", job.finished_s or 0, "dekube")
             for job in self._store.tuned_models()

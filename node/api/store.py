@@ -45,10 +45,11 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError."""
-        self._files = folder / "files"
+        self._files, self._states = folder / "files", folder / "states"
         self._lock = threading.RLock()
         try:
-            self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for place in (self._files, self._states):
+                place.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._held = (folder / "lock").open("w")
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -139,7 +140,7 @@ class Store:
                         size += file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            self._sync_folder()
+            _sync(self._files)
             record = FileRecord(number, now_s, size, name, purpose)
             with self._changing() as database:
                 count, held = database.execute(
@@ -161,13 +162,6 @@ class Store:
             path.unlink(missing_ok=True)
             raise
         return record
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self._files, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def file(self, number: str, param: str | None = None) -> FileRecord:
         """Return a file. Raises ApiError."""
@@ -361,12 +355,36 @@ class Store:
         found = [JobRecord.decode(row[0]) for row in rows]
         return [job for job in found if not job.is_model_deleted]
 
+    def keep_state(self, number: str, state: bytes) -> None:
+        """Keep the state that a fine-tuning job has left: its tuned model is asked with it. Raises ApiError."""
+        path = self._states / number
+        try:
+            with (self._states / f"{number}.part").open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(state)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(file.name, path)
+            _sync(self._states)
+        except OSError as error:
+            raise ApiError(f"The state is not kept: {error.strerror}.", status=500, kind="server_error") from None
+
+    def state(self, number: str) -> bytes:
+        """Return the state that a fine-tuning job has left. Raises ApiError."""
+        try:
+            return (self._states / number).read_bytes()
+        except OSError:
+            raise not_found("state of job", number, "model") from None
+
     def delete_model(self, model: str) -> None:
-        """Forget a tuned model; its job and files stay."""
+        """Forget a tuned model; its job and files stay, and its state if an open job needs it."""
         with self._changing() as database:
+            is_needed = any(job.model == model for job in self._open(database))
             row = database.execute("SELECT id, record FROM jobs WHERE tuned_model = ?", (model,)).fetchone()
             job = replace(JobRecord.decode(row[1]), is_model_deleted=True)
             database.execute("UPDATE jobs SET record = ? WHERE id = ?", (job.encode(), row[0]))
+        if not is_needed:
+            (self._states / job.id).unlink(missing_ok=True)
 
     # Events
 
@@ -400,3 +418,12 @@ class Store:
             for number, created_s, level, message, data in rows
         ]
         return found[: page.limit], len(found) > page.limit
+
+
+def _sync(place: Path) -> None:
+    """Make names in a folder durable."""
+    folder = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -27,6 +27,7 @@ def api() -> None:
 
     \b
     Examples:
+      dekube api run --budget 10
       dekube api run --model smollm2=models/SmolLM2-135M-Instruct --budget 10
       dekube api key
     """
@@ -34,7 +35,7 @@ def api() -> None:
 
 @api.command()
 @session_options
-@click.option("--model", "models", multiple=True, required=True, metavar="NAME=PATH",
+@click.option("--model", "models", multiple=True, metavar="NAME=PATH",
               help="Serve the model in PATH (a folder or a GGUF file) as NAME; repeatable.")  # fmt: skip
 @click.option(
     "--budget", required=True, type=AMOUNT, metavar="DKB", help="Most that jobs may cost in 24 hours, in DKB."
@@ -55,11 +56,12 @@ def run(
     """Serve until it is stopped; clients need a base address and a key.
 
     Jobs are paid by the account --key, or that of the node in --home. They go on when clients
-    disconnect, and after a restart of this command. See docs/api.md for what is served.
+    disconnect, and after a restart of this command. Models of the home (`dekube model`) are served too.
+    See docs/api.md for what is served.
 
     \b
     Example:
-      dekube api run --model smollm2=models/SmolLM2-135M-Instruct --budget 10
+      dekube api run --budget 10 --model mine=models/my-llama
     """
     import uvloop
 
@@ -78,7 +80,14 @@ def run(
         text = f"the price must be above 0 DKB and at most {show_amount(PRICE_MAX)}"
         raise click.BadParameter(text, param_hint="--max-price")
     options = ApiOptions(
-        folder or session.home.root / "api", named, budget, max_price, match_s * 1000, port, ready_file
+        session.home,
+        folder or session.home.root / "api",
+        named,
+        budget,
+        max_price,
+        match_s * 1000,
+        port,
+        ready_file,
     )
     gateways, chain_id = session.gateways(), session.signed_for()
 

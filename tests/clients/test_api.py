@@ -38,11 +38,11 @@ def test_the_client_for_node_tunes_a_model_and_asks_it(tmp_path: Path) -> None:
         net.start()
         net.wait_up()
         wait_for(lambda: len(net.call("validator-0", "dekube_getNodes")["items"]) == 5, "machines are registered")
-        server = ApiServer(net.root / "validator-0", write_model(tmp_path / "model"), BUDGET)
+        server = ApiServer(net.root / "validator-0", BUDGET, write_model(tmp_path / "model"))
         server.start()
         try:
             setting = {
-                "base_url": server.base_url, "key": server.key, "patience_s": PATIENCE_S, "asks_tuned": False,
+                "base_url": server.base_url, "key": server.key, "patience_s": PATIENCE_S,
                 "rows": rows_of().decode(), "broken": (rows_of(WORDS * 2) + b"\n{broken\n").decode(),
                 "lines": "\n".join(map(json.dumps, batch_lines("MODEL"))),
             }  # fmt: skip

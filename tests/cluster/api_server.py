@@ -64,12 +64,14 @@ def batch_lines(model: str, words: tuple[str, ...] = WORDS, **body: Any) -> list
 class ApiServer:
     """The process, and where it is."""
 
-    def __init__(self, home: Path, model: Path, budget: str) -> None:
+    def __init__(self, home: Path, budget: str, model: Path | None = None) -> None:
+        """Without ``model`` the models of the home are served."""
         self.home = home
+        named = [] if model is None else ["--model", f"tiny={model}"]
         self._ready = home.parent / f"{home.name}-api.json"
         self._command = [
-            sys.executable, "-m", "node", "api", "run", "--home", home, "--model", f"tiny={model}",
-            "--budget", budget, "--max-price", MAX_PRICE, "--port", 0, "--ready-file", self._ready,
+            sys.executable, "-m", "node", "api", "run", "--home", home, *named, "--budget", budget,
+            "--max-price", MAX_PRICE, "--port", 0, "--ready-file", self._ready,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import openai
 import pytest
 
+from tasks.spec import decode_spec
 from tests.cluster.api_server import WORDS, ApiServer, batch_lines, rows_of, write_model
 from tests.cluster.network import Network, network, run_here, wait_for
 
@@ -77,7 +78,8 @@ def wrong_requests_raise_the_client_s_errors(server: ApiServer, client: openai.O
 
 
 def test_a_client_tunes_a_model_asks_it_and_is_kept_within_its_budget(net: Network, tmp_path: Path) -> None:
-    server = ApiServer(net.root / "validator-0", write_model(tmp_path / "model"), BUDGET)
+    run_here("model", "add", write_model(tmp_path / "tiny"), "--home", net.root / "validator-0")
+    server = ApiServer(net.root / "validator-0", BUDGET)
     server.start()
     try:
         play(server, net, tmp_path)
@@ -115,12 +117,12 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
     assert told[0] == "The job is done." and told[-1].startswith("The job was created.")
     points = client.fine_tuning.jobs.checkpoints.list(job.id).data
     assert [(point.step_number, point.fine_tuning_job_id) for point in points] == [(128, job.id)]
-    the_folder_and_the_receipt_prove_the_job(client, job, net, folder)
+    root = the_folder_and_the_receipt_prove_the_job(client, job, net, folder)
 
     model = job.fine_tuned_model
     assert model is not None and model.startswith("ft:tiny:dekube:mirror:")
     assert model in [one.id for one in client.models.list()]
-    a_batch_answers_what_it_can(client, "tiny")
+    a_batch_answers_what_it_can(client, model, root)
     cancelled = wait_for(lambda: ended(client, cancelled.id), "the batch is cancelled", patience_s=END_S)
     assert cancelled.status == "cancelled"
     assert (
@@ -141,7 +143,8 @@ def ended(client: openai.OpenAI, number: str) -> Any:
     return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
 
 
-def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, net: Network, folder: Path) -> None:
+def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, net: Network, folder: Path) -> str:
+    """Return the root of the proved state."""
     contents = {client.files.retrieve(one).filename: client.files.content(one).read() for one in job.result_files}
     assert contents.keys() == {"adapters.zip", "receipt.json"}
     with zipfile.ZipFile(io.BytesIO(contents["adapters.zip"])) as archive:
@@ -152,9 +155,11 @@ def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, ne
     assert (checked["proved"], checked["step"], checked["task"]) == (True, 128, receipt["task"])
     mine = run_here("task", "list", "--mine", "--all", "--home", home)["items"]
     assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 3  # and the cancelled ones
+    return str(receipt["windows"][-1]["proof"]["state_root_out"]).removeprefix("0x")
 
 
-def a_batch_answers_what_it_can(client: openai.OpenAI, model: str) -> None:
+def a_batch_answers_what_it_can(client: openai.OpenAI, model: str, root: str) -> None:
+    """``root`` is that of the adapters, as the task that trained them proved it."""
     lines = batch_lines(model)
     lines.append({**lines[0], "custom_id": "two", "body": {**lines[0]["body"], "n": 2}})
     batch = ask_batch(client, lines)
@@ -167,6 +172,9 @@ def a_batch_answers_what_it_can(client: openai.OpenAI, model: str) -> None:
         answer = openai.types.chat.ChatCompletion.model_validate(one["response"]["body"])
         assert answer.model == model and answer.choices[0].finish_reason in ("stop", "length")
         assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 4
+    receipt = json.loads(client.files.content(batch.model_extra["dekube"]["receipt_file"]).read())
+    part: Any = decode_spec(bytes.fromhex(receipt["spec"][2:])).part
+    assert part.adapter.root.hex() == root
     [refused] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("two", 400)
     assert refused["response"]["body"]["error"]["param"] == "n"

@@ -63,7 +63,7 @@ check(points.data.length === 1 && points.data[0].step_number === 128, "checkpoin
 const receipt = await (await client.files.content(job.dekube.receipt_file)).json();
 check(receipt.task === job.dekube.task && receipt.phase === "settled", "the receipt");
 
-let batch = await requests(setting.asks_tuned ? job.fine_tuned_model : "tiny");
+let batch = await requests(job.fine_tuned_model);
 batch = await until(() => client.batches.retrieve(batch.id), ["completed", "failed", "expired", "cancelled"]);
 check(batch.status === "completed" && batch.request_counts.failed === 0, `the batch: ${JSON.stringify(batch)}`);
 const answers = batch.output_file_id ? await (await client.files.content(batch.output_file_id)).text() : "";

@@ -18,6 +18,7 @@ from node.api.making import Maker, MakerOptions, ModelFile, parse_model
 from node.api.records import BATCH, JobRecord
 from node.api.service import Service
 from node.api.store import Store, new_id
+from node.home.paths import Home
 from rpc.client import Client
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import digest
@@ -35,7 +36,7 @@ def connect() -> Client:
 def served(folder: Path) -> Iterator[tuple[Store, Callable[..., httpx.Response]]]:
     store, making = Store(folder), threading.Lock()
     account = SecretKey(digest(b"api-tests", b"app"))
-    maker = Maker([ModelFile("base", folder / "none")], store, MakerOptions(1, 1_000))
+    maker = Maker([ModelFile("base", folder / "none")], Home(folder / "home"), store, MakerOptions(1, 1_000))
     driver = Driver(store, maker, connect, account, lambda: None, making)
     service = Service(store, maker, connect, driver, making, account.address, 10**18, 77)
     application: Any = Guard(make_app(service, store), KEY)

@@ -1,0 +1,151 @@
+"""Jobs from a model's own files: numbers that a request left open, chats, models of the home."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.api.errors import ApiError
+from node.api.making import Maker, MakerOptions, ModelFile
+from node.api.records import BATCH, TUNING, JobRecord, SignedTask
+from node.api.requests import CHAT
+from node.api.store import Store, new_id
+from node.home.paths import Home
+from tasks.spec import encode_spec
+from tests.cluster.api_server import WORDS, batch_lines, rows_of, write_model
+
+OPEN: dict[str, Any] = {"epochs": None, "batch": None, "rate_factor": None}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def made(folder: Path, model: Path) -> tuple[Store, Maker]:
+    store = Store(folder / "api")
+    return store, Maker([ModelFile("tiny", model)], Home(folder), store, MakerOptions(10**15, 60_000))
+
+
+def tuning(store: Store, content: bytes) -> JobRecord:
+    file = store.add_file(content, "rows.jsonl", "fine-tune", 1)
+    return JobRecord(new_id(TUNING), TUNING, 1, {}, "queued", "tiny", file.id, 7)
+
+
+def batch(store: Store, lines: list[dict[str, Any]], model: str = "tiny") -> JobRecord:
+    file = store.add_file("\n".join(map(json.dumps, lines)).encode(), "b.jsonl", "batch", 1)
+    return JobRecord(new_id(BATCH), BATCH, 1, {"endpoint": CHAT}, "validating", model, file.id, 0)
+
+
+def test_a_tuning_has_numbers_for_what_was_left_open_and_is_made_the_same_again(
+    tmp_path: Path, model: Path
+) -> None:
+    store, maker = made(tmp_path, model)
+    job = maker.settled(tuning(store, rows_of()), **OPEN)
+    assert (job.settings["epochs"], job.settings["batch"], job.settings["rate_factor"]) == (3, 4, 1.0)
+    first = maker.make(job)
+    store.close()
+    store, again = made(tmp_path, model)
+    assert encode_spec(again.make(job).spec) == encode_spec(first.spec)
+    other = again.make(replace(job, id="ftjob-other", settings={**job.settings, "rate_factor": 0.5}))
+    part: Any = other.spec.part
+    assert part.optimiser.learning_rate_nano == 100_000
+    store.close()
+
+
+def test_rows_that_a_model_does_not_take_are_named(tmp_path: Path, model: Path) -> None:
+    store, maker = made(tmp_path, model)
+    bad = rows_of() + b'\n{"messages": [{"role": "user", "content": "x", "weight": 1}]}'
+    with pytest.raises(ApiError, match="line 9") as error:
+        maker.settled(tuning(store, bad), **OPEN)
+    assert (error.value.reason, error.value.param) == ("invalid_training_file", "training_file")
+    long = json.dumps({"prompt": "a" * 80, "completion": "b"}).encode()
+    with pytest.raises(ApiError, match="line 1: 82 tokens") as error:
+        maker.make(maker.settled(tuning(store, long), **OPEN))
+    assert error.value.param == "training_file"
+    with pytest.raises(ApiError) as error:
+        maker.settled(replace(tuning(store, rows_of()), model="ft:tiny:none"), **OPEN)
+    assert (error.value.status, error.value.reason) == (404, "model_not_found")
+    store.close()
+
+
+def test_a_model_without_turns_of_chats_takes_no_chats(tmp_path: Path, model: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in model.iterdir():
+        text = file.read_bytes()
+        (plain / file.name).write_bytes(
+            text.replace(b"<|im_start|>", b"<|turn|>") if file.suffix == ".json" else text
+        )
+    store, maker = made(tmp_path, plain)
+    for ask in (lambda: maker.settled(tuning(store, rows_of()), **OPEN), lambda: maker.plan(batch(store, LINES))):
+        with pytest.raises(ApiError, match="no chats") as error:
+            ask()
+        assert error.value.reason == "unsupported_parameter"
+    rows = [json.dumps({"prompt": word, "completion": word}).encode() for word in WORDS]
+    assert maker.settled(tuning(store, b"\n".join(rows)), **OPEN).settings["tokens"] == 8 * 5
+    store.close()
+
+
+LINES = batch_lines("tiny")
+
+
+def test_a_batch_is_rows_with_the_model_s_end(tmp_path: Path, model: Path) -> None:
+    store, maker = made(tmp_path, model)
+    job = batch(store, LINES)
+    assert maker.lines(job) == ("tiny", [])
+    part: Any = maker.make(job).spec.part
+    assert (part.dataset.rows, part.batch, part.decoding.new_tokens, part.decoding.ends) == (8, 8, 4, (257,))
+    unknown = maker.lines(batch(store, batch_lines("gpt-none")))
+    assert [fault.reason for fault in unknown[1]] == ["model_not_found"]
+    store.close()
+
+
+def test_a_tuned_model_needs_the_state_that_the_chain_has(tmp_path: Path, model: Path) -> None:
+    store, maker = made(tmp_path, model)
+    job = maker.settled(tuning(store, rows_of()), **OPEN)
+    spec = maker.make(job).spec
+    from tasks.engines.tuning import first_state
+    from tasks.engines.tuning_plan import TuningPlan
+
+    plan = spec.plan()
+    assert isinstance(plan, TuningPlan)
+    state = first_state(plan)
+    job = replace(
+        job, status="succeeded", spec=encode_spec(spec).hex(), signed=SignedTask("ab" * 32, "", None),
+        tuned_model="ft:tiny:x", state_root=state.root(plan).hex(),
+    )  # fmt: skip
+    store.add_job(job, budget=0, now_ms=0)
+    asked = batch(store, batch_lines("ft:tiny:x"), "ft:tiny:x")
+    with pytest.raises(ApiError, match="No such state"):
+        maker.make(asked)
+    store.keep_state(job.id, state.encode())
+    part: Any = maker.make(asked).spec.part
+    assert part.adapter.root == state.root(plan)
+    store.keep_state(job.id, state.encode()[:-1])
+    with pytest.raises(ApiError, match="damaged"):
+        maker.make(replace(asked, id="batch_2"))
+    store.keep_state(job.id, bytes([state.encode()[0]]) + state.encode()[1:-1] + bytes([state.encode()[-1] ^ 1]))
+    with pytest.raises(ApiError, match="damaged"):
+        maker.make(replace(asked, id="batch_3"))
+    store.delete_model("ft:tiny:x")
+    with pytest.raises(ApiError, match="No such model"):
+        maker.base_of("ft:tiny:x")
+    assert maker.base_of("ft:tiny:x", is_deleted_too=True)[1] is not None
+    store.close()
+
+
+def test_models_of_the_home_are_served_and_those_that_are_named_go_first(tmp_path: Path, model: Path) -> None:
+    from node.home.models import add_model
+
+    store, maker = made(tmp_path, model)
+    home = Home(tmp_path)
+    add_model(home, str(model), name="kept")
+    assert sorted(name for name, _ in maker.models()) == ["kept", "tiny"]
+    assert maker.base_of("kept")[0].path.is_relative_to(tmp_path)
+    assert maker.base_of("tiny")[0].path == model
+    store.close()
