@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from node.cli.arguments import TASK, PathName, WholeNumber
 from node.cli.confirm import yes_option
-from node.cli.option_conflicts import only_with
+from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import confirm_at_terminal
 from node.cli.output import json_option, show_amount, show_fields
 from node.cli.session import Session, session_options
+from node.cli.tasks.adapters import tuned_of
 from node.cli.tasks.custody import own_record
+from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.watch import say
@@ -27,6 +29,7 @@ from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, put_digits_of
 from node.market.private_jobs import INPUTS, PrivateJob, make_private, put_private
 from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
+from rpc.client.jobs import blobs_of, make_job
 from rpc.client.results import Task
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -36,6 +39,9 @@ from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.spec import JobSpec, decode_spec
+
+if TYPE_CHECKING:
+    from rpc.client.jobs import MadeJob
 
 __all__ = ["keep"]
 
@@ -51,10 +57,13 @@ class _Job(NamedTuple):
 
 
 @only_with(("--threshold",), "--holders")
+@not_with(("--dataset",), "--file")
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--dataset", type=PathName(), metavar="FILE", help="The plain data set, if the task's is in a file.")
+@click.option("--file", "-f", "job_file", type=PathName(), metavar="FILE",
+              help="The job file (YAML) that the task was made of.")  # fmt: skip
 @click.option("--keep-input", "keeps_input", is_flag=True,
               help="Have drawn machines keep the data set. --holders implies it.")  # fmt: skip
 @click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
@@ -64,7 +73,7 @@ class _Job(NamedTuple):
 @yes_option
 @json_option
 def keep(
-    session: Session, task_id: bytes, dataset: Path | None, keeps_input: bool, holders: int,
+    session: Session, task_id: bytes, dataset: Path | None, job_file: Path | None, keeps_input: bool, holders: int,
     threshold: int | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Finish the custody of a task whose creation was interrupted.
@@ -76,6 +85,7 @@ def keep(
     Examples:
       dekube task keep 0xTASK
       dekube task keep 0xTASK --keep-input --dataset digits.cbor
+      dekube task keep 0xTASK --holders 3 -f finetune.yaml
     """
     key = session.key()
     if holders and (threshold or 1) > holders:
@@ -84,11 +94,13 @@ def keep(
         record = own_record(client, task_id, key)
         if record.has_ended:
             raise TransactionRefused(f"task {hexed(task_id)} has ended ({record.phase}); nothing was sent")
-        job = _job_of(record, key, dataset)
+        raw = bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x"))
+        made = None if job_file is None else _made_again(session, client, decode_spec(raw), job_file)
+        job = _job_of(raw, key, dataset, made)
         control = check_node(session, key) if job.private is not None else None
         if holders and control is None:
             raise ConfigError("the task is public: it has no key to share; use --keep-input")
-        _bring(session, client, job, control, dataset)
+        _bring(session, client, job, control, dataset, made)
         steps = _missing(client, record, key, job, keeps_input=keeps_input or holders > 0)
         if steps.locks and not yes:
             say(f"Custody of task {hexed(task_id)} locks {show_amount(steps.locks)}.")
@@ -137,11 +149,26 @@ def _missing(client: Client, record: Task, key: SecretKey, job: _Job, *, keeps_i
     return _Steps(locks, partial(asked.finish, record.id) if asked is not None else lambda: None)
 
 
-def _job_of(record: Task, key: SecretKey, file: Path | None) -> _Job:
+def _made_again(session: Session, client: Client, spec: JobSpec, file: Path) -> MadeJob:
+    """Return the job that a file makes with the terms of a posted one. Raises ConfigError if it is another job."""
+    found = read_job(file, session.home)
+    for request in (found.request_of(member) for step in found.steps for member in step.members):
+        made = make_job(
+            request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms,
+            tuned=tuned_of(client, request, session.control()),
+        )  # fmt: skip
+        same = made.spec.dataset._replace(blob=spec.dataset.blob)
+        if made.spec.changed(dataset=same) == spec:  # a private job names the encrypted rows
+            return made
+    raise ConfigError(f"{file}: the task was made of another job")
+
+
+def _job_of(raw: bytes, key: SecretKey, file: Path | None, made: MadeJob | None) -> _Job:
     """Return a posted job with its plain data set looked at. Raises ConfigError if the file is another one's."""
-    raw = bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x"))
     spec = decode_spec(raw)
-    if file is None and spec.dataset.root == DIGITS_FACTS.root:
+    if made is not None:
+        content = made.rows
+    elif file is None and spec.dataset.root == DIGITS_FACTS.root:
         content = make_dataset("digits").encode()
     else:
         content = plain_dataset(spec, file)
@@ -152,11 +179,18 @@ def _job_of(record: Task, key: SecretKey, file: Path | None) -> _Job:
     return _Job(raw, spec, None, public_key_root(spec.windows), commitment)
 
 
-def _bring(session: Session, client: Client, job: _Job, control: Path | None, file: Path | None) -> None:
-    """Put the data set where workers find it; a node has what it had before."""
+def _bring(
+    session: Session, client: Client, job: _Job, control: Path | None, file: Path | None, made: MadeJob | None
+) -> None:
+    """Put the data set, and the model of a file's job, where workers find it; a node has what it had before."""
+    if made is not None:
+        blobs = blobs_of(made) if job.private is None else (made.model,)
+        client.put_contents(blobs, control=session.control(), key=session.key())
     if job.private is not None:
         assert control is not None
         put_private(client, job.private, control)
+    elif made is not None:
+        pass
     elif job.spec.dataset.blob == DIGITS_BLOB:
         put_digits_of(client, job.raw, control=session.control(), key=session.key())
     elif file is not None:

@@ -128,7 +128,9 @@ def plain_dataset(spec: JobSpec, file: Path | None) -> bytes:
     """Return the plain data set of a job: a file's content, or the built-in one. Raises ConfigError."""
     if file is None:
         if spec.dataset.blob != DIGITS_BLOB:
-            raise ConfigError("a job of a file needs its data set here: give it with --dataset FILE")
+            raise ConfigError(
+                "a job of a file needs its data set here: give it with --dataset FILE, or the job with -f FILE"
+            )
         return make_dataset("digits").encode()
     try:
         with file.open("rb") as source:
