@@ -24,6 +24,8 @@ __all__ = ["group", "main"]
 
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 1
+EXIT_PHASES: Final = {"failed": 3, "cancelled": 4, "expired": 5}
+"""How a task ended that a command has followed."""
 EXIT_NEEDS_OPERATOR: Final = 78
 """EX_CONFIG: a restart does not help and may harm until the operator has intervened. Service managers do not
 restart then."""
@@ -346,7 +348,9 @@ def exit_status(error: DekubeError, *, ends_service: bool = False) -> int:
     is_for_a_person = error.code in NEEDS_OPERATOR or getattr(error, "reason", None) in NEEDS_OPERATOR
     if ends_service and error.code in PERMANENT_ERRORS and not isinstance(error.__context__, OSError):
         is_for_a_person = True
-    return EXIT_NEEDS_OPERATOR if is_for_a_person else EXIT_FAILED
+    if is_for_a_person:
+        return EXIT_NEEDS_OPERATOR
+    return EXIT_PHASES.get(getattr(error, "phase", ""), EXIT_FAILED)
 
 
 def _leaves(errors: BaseExceptionGroup[Any]) -> list[DekubeError]:

@@ -189,7 +189,7 @@ def _follow(client: Client, record: WorkflowRecord, session: Session, *, as_json
     else:
         _show(states, record)
     if (end := end_of(states)) != "settled":
-        raise TaskEnded(f"workflow {record.name} ended {end}")
+        raise TaskEnded(f"workflow {record.name} ended {end}", phase=end)
 
 
 @click.group(cls=CommandGroup)
@@ -255,7 +255,8 @@ def show_(session: Session, name: str, as_json: bool) -> None:
 def watch(session: Session, name: str, as_json: bool) -> None:
     """Follow a workflow until all its tasks have ended.
 
-    The exit status is 1 unless all settle. Tasks that are not posted yet need `dekube task create -f FILE`.
+    The exit status is 0 if all settle. A failed task makes it 3, an expired one 5, a cancelled one 4.
+    If tasks are not posted yet, run `dekube task create -f FILE` again.
 
     \b
     Example:

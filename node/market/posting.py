@@ -142,14 +142,20 @@ def wait_input(client: Client, task: bytes, tell: Callable[[str], None]) -> bool
     return False
 
 
-def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:
+def follow(
+    client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0,
+    after: Callable[[TaskUpdate], None] = lambda _update: None,
+) -> str:  # fmt: skip
     """Say each change of a task and of its windows as it becomes final; return the phase in which it ended.
+
+    ``after`` gets each update after it was said.
 
     Raises TaskEnded when it has not within ``timeout_s``.
     """
     phase = ""
     for update in client.follow(task, timeout_s=timeout_s):
         say_update(update, say, next_of_update(client, update))
+        after(update)
         phase = update.task.phase
     return phase
 

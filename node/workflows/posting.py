@@ -122,7 +122,8 @@ class Workflow:
                 time.sleep(POLL_S)
             if found.phase != "settled":
                 raise TaskEnded(
-                    f"task {hexed(task)} of job {member.step} ended {found.phase}; another job needs it"
+                    f"task {hexed(task)} of job {member.step} ended {found.phase}; another job needs it",
+                    phase=found.phase,
                 )
 
     def _resume(self, member: MemberRecord) -> None:

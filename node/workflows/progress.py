@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from node.workflows.records import MemberRecord, WorkflowRecord
 from rpc.client import Client
 from rpc.client.results import Task
+from state.primitives.errors import DekubeError
+from tasks.kinds.finetune import KIND_FINETUNE
 
 __all__ = ["MemberState", "end_of", "look", "summary"]
 
@@ -44,8 +47,19 @@ def look(client: Client, record: WorkflowRecord, known: Sequence[MemberState] = 
             found.append(MemberState(member, NOT_POSTED))
             continue
         paid = client.bill(task.id).totals.paid if task.has_ended else None
-        found.append(MemberState(member, task.phase, task.final_windows, task.windows, paid))
+        loss = _last_loss(client, task) if task.has_ended and task.proved_windows else None
+        found.append(MemberState(member, task.phase, task.final_windows, task.windows, paid, loss))
     return found
+
+
+def _last_loss(client: Client, task: Task) -> float | None:
+    """Return the loss at the end of a task of fine-tuning; None where nobody has it any more."""
+    if task.document["spec"]["kind"] != KIND_FINETUNE:
+        return None
+    with suppress(DekubeError):
+        points = client.losses(task.id, first_window=task.proved_windows - 1)
+        return points[-1].loss if points else None
+    return None
 
 
 def summary(states: Sequence[MemberState]) -> str:
@@ -59,6 +73,6 @@ def summary(states: Sequence[MemberState]) -> str:
 def end_of(states: Sequence[MemberState]) -> str:
     """Return how all of it ended: settled if each task is, otherwise the worst end; empty before the end."""
     phases = {state.phase for state in states}
-    if not phases <= set(ENDED):
+    if not phases or not phases <= set(ENDED):
         return ""
     return next((phase for phase in ("failed", "expired", "cancelled") if phase in phases), "settled")

@@ -98,9 +98,16 @@ class TransactionRefused(DekubeError):
 
 
 class TaskEnded(DekubeError):
-    """A task that ended otherwise than settled, or has not ended in time."""
+    """A task that ended otherwise than settled, or has not ended in time.
+
+    ``phase`` is how it ended: failed, cancelled or expired; empty for one that has not.
+    """
 
     code = "task_not_settled"
+
+    def __init__(self, message: str, *, phase: str = "") -> None:
+        super().__init__(message)
+        self.phase = phase
 
 
 class NoResult(DekubeError):

@@ -38,6 +38,7 @@ from rpc.client.core import (
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.jobs import JobApi
+from rpc.client.metrics import MetricsApi
 from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
 from state.primitives.errors import DekubeError
@@ -53,7 +54,7 @@ OVERHEAD_BYTES_MAX: Final = 1024 * 1024
 """Bytes of an answer beside its body: headers, and the framing of small chunks."""
 
 
-class Client(Api, NetworkApi, TaskApi, JobApi, BlobApi):
+class Client(Api, NetworkApi, TaskApi, JobApi, MetricsApi, BlobApi):
     """Client of the gateways at ``urls`` (http or https); uses the first that answers. Not thread-safe."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:

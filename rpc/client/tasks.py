@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CreatedTask",
+    "Places",
     "TaskApi",
     "TaskResult",
     "TaskUpdate",
@@ -220,7 +221,7 @@ def _task_changes(core: Core, task: bytes) -> Stream[TaskChange]:
     return each(core, TaskChange, "dekube_getTaskHistory", task=hexed(task))
 
 
-def _task_windows(core: Core, task: bytes) -> Stream[Window]:
+def ask_windows(core: Core, task: bytes) -> Stream[Window]:
     """Yield the proved windows of a task."""
     check_hash("task", task)
     return each(core, Window, "dekube_getTaskWindows", task=hexed(task))
@@ -544,7 +545,7 @@ def put_file(
             raise AnswerMalformed("what the node answers is not a blob's address")
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """Sources of a task's bulk data."""
 
     task: bytes
@@ -554,8 +555,8 @@ class _Places(NamedTuple):
     progress: Progress | None
 
 
-def _fetch(
-    core: Core, places: _Places, blob: bytes, limit_bytes: int, *, window: int | None = None
+def fetch_blob(
+    core: Core, places: Places, blob: bytes, limit_bytes: int, *, window: int | None = None
 ) -> Flow[bytes]:
     """Return the content of a blob. Raises NoResult if it is not available."""
     if places.control is not None:
@@ -613,7 +614,7 @@ def ask_result(
     record = yield from ask_task(core, task)
     if record is None:
         raise NoResult(f"no task has the id {hexed(task)}")
-    windows = yield from gather(_task_windows(core, task))
+    windows = yield from gather(ask_windows(core, task))
     final = [item for item in windows if item.phase == "final" and window in (None, item.number)]
     if not final:
         raise NoResult(
@@ -636,16 +637,16 @@ def ask_result(
         made = yield RunBlocking(partial(tempfile.TemporaryDirectory, prefix="dekube-"))
         folder = Path(made.name)
     try:
-        places = _Places(task, control, sources, folder or Path(), progress)
+        places = Places(task, control, sources, folder or Path(), progress)
         blob, limit_bytes = found.proof.output_blob, _output_limit(spec)
-        data = yield from _fetch(core, places, blob, limit_bytes, window=found.number)
+        data = yield from fetch_blob(core, places, blob, limit_bytes, window=found.number)
         if opened is not None:
             data = yield RunBlocking(partial(opened.output, found, data))
         state = yield RunBlocking(partial(_check_state, spec, found, data))
         dataset: bytes | None = None
         with suppress(NoResult, GatewayUnreachable):  # the state is there, and would be fetched again
             if (most := _dataset_limit(spec)) is not None:
-                dataset = yield from _fetch(core, places, spec.dataset.blob, most)
+                dataset = yield from fetch_blob(core, places, spec.dataset.blob, most)
         if dataset is not None and opened is not None:
             dataset = yield RunBlocking(partial(opened.dataset, dataset))
     finally:
@@ -744,7 +745,7 @@ class TaskApi:
     task = FlowMethod(ask_task)
     tasks = StreamMethod(_tasks)
     task_changes = StreamMethod(_task_changes)
-    task_windows = StreamMethod(_task_windows)
+    task_windows = StreamMethod(ask_windows)
     disputes = StreamMethod(_disputes)
     dispute = FlowMethod(_dispute)
     custody = FlowMethod(_custody)

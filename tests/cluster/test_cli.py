@@ -20,6 +20,7 @@ from tests.cluster.network import Network, dekube, network, run_here, wait_for
 from tests.rpc.validate import validate
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
+from tests.tasks.world import DKB
 
 pytestmark = pytest.mark.cluster
 
@@ -252,3 +253,36 @@ def test_the_owners_methods_answer_at_the_control_socket_alone(net: Network) -> 
     with pytest.raises(ControlRefused) as refused:
         owner("admin_banPeer", "nobody")
     assert refused.value.code == "invalid_params"
+
+
+@pytest.mark.nightly
+def test_a_sweep_and_a_tuned_model_that_answers_are_one_command_each(net: Network, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write_folder(tmp_path / "model", TINY)
+    rows = [{"input_ids": [number, number + 1, number + 2, number + 3]} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"input_ids": one}) for one in PROMPTS))
+    sweep, steps = tmp_path / "sweep.yaml", tmp_path / "steps.yaml"
+    tune = "kind: finetune, model: model, data: rows.jsonl, steps: 16, batch: 2"
+    sweep.write_text(
+        "kind: finetune\nmodel: model\ndata: rows.jsonl\nsteps: 16\nbatch: 2\nlora: {alpha: 4}\n"
+        "matrix: {learning_rate: [1e-3, 1e-2, 1e-1], lora.rank: [1, 2, 3, 4]}\nbudget: 60 DKB\ncustody: false\n"
+    )
+    steps.write_text(
+        f"budget: 20 DKB\ncustody: false\njobs:\n  tune: {{{tune}}}\n"
+        "  ask: {kind: generate, model: model, data: prompts.jsonl, new_tokens: 4, ends: [7], adapter: job:tune}\n"
+    )
+    assert len(ask(net, "task", "quote", "--file", sweep)) == 1
+    done = ask(net, "task", "create", "--file", sweep, "--watch")
+    tasks = done["tasks"]
+    assert done["phase"] == "settled" and len({one["task"] for one in tasks}) == 12
+    locked = sum(int(ask(net, "task", "bill", one["task"])["totals"]["deposited"]) for one in tasks)
+    assert 20 * DKB < locked <= 60 * DKB
+    again = ask(net, "task", "create", "--file", sweep)
+    assert [one["task"] for one in again["tasks"]] == [one["task"] for one in tasks]
+    assert ask(net, "workflow", "cancel", "sweep")["cancelled"] == []
+
+    done = ask(net, "task", "create", "--file", steps, "--watch")
+    assert done["phase"] == "settled" and [one["job"] for one in done["tasks"]] == ["tune", "ask"]
+    file = tmp_path / "completions.jsonl"
+    assert ask(net, "task", "result", done["tasks"][1]["task"], "--out", file)["completed"] == len(PROMPTS)

@@ -82,9 +82,9 @@ _SAID_BY_FILE: Final = ("--data", "--steps", "--windows", "--widths")
 """Those of them that a file of a job says itself."""
 
 
+_ONE_PRICE: Final = ("--max-price", "--match-s", "--seed", "--members", "--spares")
 _ONE_TASK: Final = (
-    "--max-price", "--match-s", "--seed", "--custody", "--no-custody", "--private", "--keep-input", "--holders",
-    "--threshold", "--members", "--spares",
+    *_ONE_PRICE, "--custody", "--no-custody", "--private", "--keep-input", "--holders", "--threshold",
 )  # fmt: skip
 """Options of a single task; a file of several tasks says the terms of all."""
 
@@ -260,7 +260,7 @@ def quote(
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
     if recipe.job_file is not None and not (several := read_job(recipe.job_file, session.home)).is_single:
-        refuse_given((*_ONE_TASK, "--save"), "the file has several tasks")
+        refuse_given((*_ONE_PRICE, "--save"), "the file has several tasks")
         quote_all(session, several, recipe.job_file, as_json=as_json)
         return
     check_overwrite(save, yes=yes, option="--save")

@@ -80,7 +80,13 @@ def result(
         _check_suffix(out)
         check_overwrite(out, yes=yes)
     with session.client() as client:
-        spec = spec_of(record_of(client, task_id))
+        record = record_of(client, task_id)
+        spec = spec_of(record)
+        why = record.reason.replace("_", " ")
+        if record.has_ended and not record.final_windows:
+            raise NoResult(f"task {hexed(task_id)} ended {record.phase} ({why}): no window became final")
+        if record.has_ended and record.phase != "settled":
+            say(f"The task ended {record.phase} ({why}); this is its last proven state.")
         is_tuned, is_generated = isinstance(spec.part, FinetunePart), isinstance(spec.part, GeneratePart)
         if is_folder:
             _check_folder(out, base, spec, yes=yes)
@@ -111,6 +117,8 @@ def result(
         write_file(out, encode_state(found.state, found.spec.plan(), out.suffix))
     answer: dict[str, Any] = {
         "task": hexed(task_id),
+        "phase": record.phase,
+        "reason": record.reason,
         "window": found.window.number,
         "step": found.state.step,
         "state_root": found.window.proof.result_root or found.window.proof.state_root_out,

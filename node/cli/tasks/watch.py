@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -13,14 +16,27 @@ from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
 from node.market.posting import follow, wait_input
-from rpc.client import Client, TaskEnded
+from rpc.client import Client, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
+from rpc.client.metrics import LossPoint
 from rpc.client.results import EscrowTotals, Task
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DekubeError
+from tasks.kinds.finetune import KIND_FINETUNE
 
-__all__ = ["WATCH_TIMEOUT_S", "expect_settled", "record_of", "say", "show_sums", "watch", "watch_to_end"]
+__all__ = [
+    "WATCH_TIMEOUT_S",
+    "expect_settled",
+    "record_of",
+    "say",
+    "show_sums",
+    "sparkline",
+    "watch",
+    "watch_to_end",
+]
 
 WATCH_TIMEOUT_S: Final = 24 * 3600.0
+SPARKS: Final = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH: Final = 40
 
 
 def record_of(client: Client, task_id: bytes) -> Task:
@@ -36,12 +52,46 @@ def say(line: str, *, err: bool = True) -> None:
     click.echo(printable(line), err=err)
 
 
+def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+    """Return values as a line of blocks, of which each is the mean of its part; not finite ones are crosses."""
+    size = max(1, -(-len(values) // width))
+    parts = [values[at : at + size] for at in range(0, len(values), size)]
+    means = [sum(part) / len(part) for part in parts]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(
+        SPARKS[min(len(SPARKS) - 1, int((mean - low) / span * len(SPARKS)))] if math.isfinite(mean) else "x"
+        for mean in means
+    )
+
+
+class _Losses:
+    """Says the loss of a task of fine-tuning after each window that is proved."""
+
+    def __init__(self, client: Client, task_id: bytes, tell: Callable[[str], None]) -> None:
+        self._client, self._task, self._tell = client, task_id, tell
+        self._points: list[LossPoint] = []
+        self._windows = 0
+
+    def update(self, found: TaskUpdate) -> None:
+        """Look at an update; losses that nobody has are left out, for they are only information."""
+        if found.task.document["spec"]["kind"] != KIND_FINETUNE or found.task.proved_windows <= self._windows:
+            return
+        with suppress(DekubeError):
+            self._points += self._client.losses(self._task, first_window=self._windows)
+            self._windows = found.task.proved_windows
+            losses = [point.loss for point in self._points]
+            self._tell(f"                  loss {sparkline(losses)} {losses[-1]:.4f}")
+
+
 def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
     """Follow a task until it ends; return its final phase."""
     try:
         if record_of(client, task_id).phase == "matching":
             wait_input(client, task_id, partial(say, err=as_json))
-        phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s)
+        losses = _Losses(client, task_id, partial(say, err=as_json))
+        phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s, after=losses.update)
     except KeyboardInterrupt:
         told = hexed(task_id)
         click.echo(err=True)  # below the ^C of the terminal
@@ -57,7 +107,7 @@ def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float
 def expect_settled(task_id: bytes, phase: str) -> None:
     """Raise TaskEnded unless ``phase`` is a success for the requester."""
     if phase != "settled":
-        raise TaskEnded(f"task {hexed(task_id)} ended {phase}")
+        raise TaskEnded(f"task {hexed(task_id)} ended {phase}", phase=phase)
 
 
 def show_sums(totals: EscrowTotals) -> None:
@@ -76,7 +126,9 @@ def show_sums(totals: EscrowTotals) -> None:
 )
 @json_option
 def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> None:
-    """Follow a task until it ends; the exit status is 1 unless it settles.
+    """Follow a task until it ends; the exit status says how.
+
+    Settled is 0, failed 3, cancelled 4, expired 5.
 
     With --json, progress goes to standard error and the outcome to standard output.
 

@@ -86,8 +86,10 @@ class Chain:
             requester=self.requester.address,
             phase="settled",
             has_ended=True,
-            document=document,
+            reason="all_final",
             group=None,
+            final_windows=2,
+            document=document,
         )
 
     def task_windows(self, _task: bytes) -> Any:

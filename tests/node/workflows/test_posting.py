@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from node.workflows.posting import Workflow, shares_of
-from node.workflows.records import WorkflowRecord, WorkflowStore
+from node.workflows.progress import MemberState, end_of, summary
+from node.workflows.records import MemberRecord, WorkflowRecord, WorkflowStore
 from rpc.client import Client, JobRefused, TaskEnded
 from rpc.client.core import Flow, Reply, hexed
 from rpc.client.jobs import fee_of
@@ -240,6 +241,17 @@ def test_a_step_waits_for_a_settled_one_and_the_budget_is_shared(job: JobFile, t
         for name, more in (("a", ", budget: 2 DKB"), ("b", ""), ("c", ""))
     )
     assert shares_of(read_file(text, "f")) == {"a": 2 * 10**18, "b": 5 * 10**17, "c": 5 * 10**17}
+
+
+def test_the_end_of_all_is_settled_only_if_each_is() -> None:
+    def states(*phases: str) -> list[MemberState]:
+        return [MemberState(MemberRecord("", ""), phase) for phase in phases]
+
+    assert end_of(states()) == end_of(states("settled", "running")) == end_of(states("not posted")) == ""
+    assert end_of(states("settled", "settled")) == "settled"
+    assert end_of(states("settled", "cancelled", "failed", "expired")) == "failed"
+    assert end_of(states("cancelled", "expired")) == "expired"
+    assert summary(states("settled", "running", "settled")) == "2 settled, 1 running; 0 of 0 windows final"
 
 
 def test_two_commands_do_not_post_at_once(tmp_path: Path) -> None:
