@@ -112,7 +112,7 @@ release: sim-release ## before a release: ten million inputs to each decoder, a 
 sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each kind, Twins, crash points, on all cores; resumes where it stopped
 	$(BIN)/python -m node.simulation run nightly
 
-market: $(VENV)/dev.stamp ## 27,000 markets with strategic agents; build/market/nightly/report.md; resumes where it stopped
+market: $(VENV)/dev.stamp ## 34,000 markets with strategic agents; build/market/nightly/report.md; resumes where it stopped
 	$(BIN)/python -m tasks.simulation run nightly
 
 disputes: $(VENV)/dev.stamp ## 10,000 random games of disputes: liars and lying challengers lose each

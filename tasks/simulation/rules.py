@@ -539,6 +539,11 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             ),
         ),
         Absent(
+            "shown-break", "who shows leaves that do not fit gets as much as who found a root",
+            aims=(Aim("torn window", {**_ALONE, "honest_first": 0, "shows": True}),),
+            patches=(Patch("tasks.ledger.stakes", "WITNESS_BPS", 1_000, is_alone=True),),
+        ),
+        Absent(
             "standing-verdict", "a window is accepted without a verdict that stands",
             aims=(Aim("silent friends", {**_MANY, "way": "silent", "rate": 1.0}),),
             patches=(_of("has_verdict", _always, "seats"),),

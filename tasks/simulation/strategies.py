@@ -12,7 +12,7 @@ from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
 from tasks.simulation.actions import JUNK_BLOB, Account, Offer, Terms
 from tasks.simulation.agents.base import Agent, Requester
-from tasks.simulation.agents.challengers import CUT_AT, CopyingChallenger, FalseChallenger, LineCutter
+from tasks.simulation.agents.challengers import CUT_AT, BreakShower, CopyingChallenger, FalseChallenger, LineCutter
 from tasks.simulation.agents.keepers import KEEPER_WAYS, FalseKeeper, GarbageWorker
 from tasks.simulation.agents.leader import DishonestLeader
 from tasks.simulation.agents.players import FALSE_WAYS
@@ -238,7 +238,8 @@ def _tearing(stage: Stage, setting: Setting) -> Sequence[Agent]:
     )
     worker.windows_share, worker.segments_share = float(setting["windows"]), float(setting["segments"])
     worker.honest_first = int(setting["honest_first"])
-    return [worker, *stage.honest_verifiers()]
+    shower = [BreakShower(Account("outsider", 0), stage.plot)] if setting.get("shows") else []
+    return [worker, *stage.honest_verifiers(), *shower]
 
 
 def _silencing(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -609,8 +610,11 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
     ),
     Strategy(
         "torn window",
-        "begins segments in states that nobody computed",
-        {"share": SHARES, "windows": (0.25, 0.5, 0.75, 1.0), "segments": PARTS, "honest_first": (0, 1, 2)},
+        "begins segments in states that nobody computed; a friend shows it first when it is found",
+        {
+            "share": SHARES, "windows": (0.25, 0.5, 0.75, 1.0), "segments": PARTS, "honest_first": (0, 1, 2),
+            "shows": BOTH,
+        },
         _tearing,
     ),
     Strategy(

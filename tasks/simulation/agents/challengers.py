@@ -17,7 +17,7 @@ from tasks.simulation.dice import Dice
 from tasks.simulation.market import View
 from tasks.simulation.work import CHECK, Costs, OffChain
 
-__all__ = ["CUT_AT", "CopyingChallenger", "FalseChallenger", "LineCutter", "Watcher"]
+__all__ = ["CUT_AT", "BreakShower", "CopyingChallenger", "FalseChallenger", "LineCutter", "Watcher"]
 
 CUT_AT: Final = ("game", "opening", "sealing", "revealing")
 """When a line is cut: of the accused whose move is due, of a worker that has to open, of drawn verifiers."""
@@ -220,3 +220,28 @@ class LineCutter(FalseChallenger):
                 return [seat.address for seat in window.verifiers]
             case _:
                 return []
+
+
+class BreakShower(Agent):
+    """Shows where leaves of its own plot do not fit, once strangers check them: a part of the bond comes back."""
+
+    def __init__(self, account: Account, plot: Plot) -> None:
+        super().__init__(account)
+        self._plot = plot
+        self._shown: set[tuple[bytes, int]] = set()
+
+    def act(self, view: View) -> list[Action]:
+        """Show it while verdicts are revealed."""
+        actions: list[Action] = []
+        for place in view.live_windows():
+            window = view.window(*place)
+            made = self._plot.made_of(window)
+            if made is None or window.phase != WindowPhase.REVEALING or place in self._shown:
+                continue
+            if all(seat.address in self._plot.members for seat in window.verifiers):
+                continue
+            broken = view.find_break(*place, made.leaves)
+            if broken is not None:
+                self._shown.add(place)
+                actions.append(view.show_break(self.address, *place, broken))
+        return actions

@@ -128,6 +128,13 @@ def test_a_window_with_gaps_is_paid_only_where_nobody_looks_whether_leaves_fit()
     assert without.forged_windows_paid > 0
 
 
+def test_a_friend_that_shows_a_break_first_has_a_part_of_the_bond_and_the_plot_loses_the_rest() -> None:
+    setting: Setting = {"share": 10, "windows": 1.0, "segments": 0.5, "honest_first": 0}
+    alone, shown = (outcome("torn window", {**setting, "shows": shows}, 1) for shows in (False, True))
+    assert alone.profit < shown.profit < honest(1, 10).profit - 2 * SMALL.window_price
+    assert shown.reasons["lie_proven"] == 1 and shown.honest_loss == 0
+
+
 def kept(setting: Setting, number: int = 0) -> tuple[Outcome, Outcome]:
     """A market with custody, with false custodians and with honest ones."""
     base: Setting = {"share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": False}
