@@ -97,6 +97,8 @@ def _installed() -> Path:
 
 
 def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: int, as_json: bool) -> Report:
+    from node.cli.tasks.views import show_bill
+
     os.environ.update(ONE_THREAD)  # before NumPy: the cores are for the network
     from testnet.llm.running import Demonstration
 
@@ -112,14 +114,17 @@ def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: i
             root, validators=VALIDATORS, workers=WORKERS, seed=seed, base_port=base_port, parameters=PARAMETERS
         )
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True))
+        demonstration = Demonstration(path, out, epochs, cluster, plan, say)
 
         async def run() -> None:
             async with trio.open_nursery() as nursery:
                 await nursery.start(cluster.run)
-                found.append(await Demonstration(path, out, epochs, cluster, plan, say).run())
+                found.append(await demonstration.run())
                 cluster.down()
 
         trio.run(run)
+    if demonstration.bill is not None and not as_json:
+        show_bill(demonstration.bill, title="\nBill of the task that tunes")
     report: Report = found[0]
     return report
 

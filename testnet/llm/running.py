@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from node.cli.output import counted, show_amount
-from node.cli.tasks.views import show_bill
 from node.home.load import load_node_options
 from node.market.posting import next_of_update, say_update
 from rpc.client import Client, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
+from rpc.client.results import Bill
 from rpc.client.tasks import TaskResult
 from state.primitives.hashing import digest
 from state.primitives.listen import dial_target
@@ -93,6 +93,8 @@ class Demonstration:
         self._cluster, self._plan, self._say = cluster, plan, say
         self._home = cluster.home("validator-0")
         self._meter, self._began = Meter(), time.monotonic()
+        self.bill: Bill | None = None
+        """That of the task that tunes, once it has settled."""
 
     async def run(self) -> Report:
         """Run it. Raises TaskEnded if the task did not settle."""
@@ -127,7 +129,7 @@ class Demonstration:
             found = client.result(task, control=self._home.control)
             self._write(found)
             is_verified = self._verify()
-            show_bill(client.bill(task), title="\nBill of the task that tunes")
+            self.bill = client.bill(task)
             after = self._asked(client, opened, "After", found)
         usage = self._meter.look(self._members())
         return Report(
