@@ -163,7 +163,8 @@ class JobSpec(NamedTuple):
 
     def adapter_root(self) -> bytes:
         """Return the root of the state with the model's adapters; empty if it has none."""
-        return b"".join(given.root for given in self.inputs() if given.kind == SourceKind.ADAPTER)
+        adapter = self.part.adapter if isinstance(self.part, GeneratePart) else None
+        return b"" if adapter is None else adapter.root
 
     @property
     def windows(self) -> int:

@@ -56,13 +56,22 @@ def _tokens(number: int, fields: Mapping[str, Any], tokens: Tokens, vocabulary: 
 
 
 def completion_lines(
-    found: Sequence[Sequence[int]], ends: Collection[int], decode: Callable[[Sequence[int]], str] | None = None
-) -> bytes:
-    """Return a JSON line for each completion, in the order of the prompts, with its text if it is decoded."""
+    found: Sequence[Sequence[int]], ends: Collection[int], decode: Callable[[Sequence[int]], str] | None = None,
+    stops: Sequence[str] = (),
+) -> bytes:  # fmt: skip
+    """Return a JSON line for each completion, in the order of the prompts, with its text if it is decoded.
+
+    A text ends before the first of ``stops`` in it, wherever tokens begin. The tokens are all that were made: they
+    are what is proved.
+    """
     lines = list[str]()
     for row, one in enumerate(found):
         line: dict[str, Any] = {"row": row, "output_ids": list(one), "ended": bool(one) and one[-1] in ends}
         if decode is not None:
-            line["text"] = decode(one)
+            text = decode(one)
+            end = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
+            line["text"] = text[:end]
+            if stops:
+                line["stopped"] = end < len(text)
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines).encode()

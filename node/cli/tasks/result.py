@@ -45,14 +45,16 @@ COMPLETIONS: Final = ".jsonl"
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option("--model", type=PathName(), metavar="PATH",
               help=f"For {COMPLETIONS}: the model's folder or GGUF file, to write texts.")  # fmt: skip
+@click.option("--stop", "stops", multiple=True, metavar="TEXT",
+              help="With --model: end each text before TEXT. May be repeated.")  # fmt: skip
 @click.option(
     "--window", type=WholeNumber(0), help="Fetch the state after this window. Default: the last final window."
 )
 @overwrite_option
 @json_option
 def result(
-    session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, window: int | None,
-    yes: bool, as_json: bool,
+    session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, stops: tuple[str, ...],
+    window: int | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fetch the result and verify its proof; a classifier is also tested.
 
@@ -73,12 +75,15 @@ def result(
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
       dekube task result 0x1234... --out completions.jsonl --model models/tiny
     """
+    if stops and (model is None or "" in stops):
+        raise click.UsageError("--stop ends texts, which are written with --model; an empty one ends nothing")
     is_folder, is_lines = bool(base), out is not None and out.suffix == COMPLETIONS and not base
     if model is not None and not is_lines:
         raise click.UsageError(f"--model is for a file of completions: --out FILE{COMPLETIONS}")
     if not is_folder:
         _check_suffix(out)
         check_overwrite(out, yes=yes)
+    done: list[list[int]] | None = None
     with session.client() as client:
         record = record_of(client, task_id)
         spec = spec_of(record)
@@ -112,7 +117,8 @@ def result(
     if out is not None and is_folder:
         _write_folder(out, base, found)
     elif out is not None and is_lines:
-        write_file(out, _completions(found, decode))
+        done = found.completions()
+        write_file(out, _completions(found, done, decode, stops))
     elif out is not None:
         write_file(out, encode_state(found.state, found.spec.plan(), out.suffix))
     answer: dict[str, Any] = {
@@ -126,7 +132,7 @@ def result(
         "bytes": len(found.data),
     }
     if is_generated:
-        answer |= _told_completions(found)
+        answer |= _told_completions(found, done)
     elif not is_tuned:
         answer |= _tested(found)
     if out is not None:
@@ -147,26 +153,28 @@ def _tested(found: TaskResult) -> dict[str, Any]:
     return {"accuracy": right / samples if samples else None, "right": right, "samples": samples}
 
 
-def _told_completions(found: TaskResult) -> dict[str, Any]:
-    """Return how many prompts are done, and how many tokens came after them."""
+def _told_completions(found: TaskResult, done: list[list[int]] | None = None) -> dict[str, Any]:
+    """Return how many prompts are done, and how many tokens came after them; ``done`` are those that were read."""
     part: Any = found.spec.part
     try:
-        done = found.completions()
+        done = found.completions() if done is None else done
     except NoResult as error:
         say(f"The completions are not read: {error}")
         return {"rows": part.dataset.rows, "completed": None}
     return {"rows": part.dataset.rows, "completed": len(done), "tokens": sum(map(len, done))}
 
 
-def _completions(found: TaskResult, decode: Callable[[Sequence[int]], str] | None) -> bytes:
-    """Return the file of completions. Raises NoResult."""
+def _completions(
+    found: TaskResult, done: list[list[int]], decode: Callable[[Sequence[int]], str] | None,
+    stops: Sequence[str] = (),
+) -> bytes:  # fmt: skip
+    """Return the file of completions."""
     from tasks.models.prompts import completion_lines
 
     part: Any = found.spec.part
-    done = found.completions()
     if len(done) < part.dataset.rows:
         say(f"{len(done)} of {part.dataset.rows} prompts are done after this window, and written.")
-    return completion_lines(done, part.decoding.ends, decode)
+    return completion_lines(done, part.decoding.ends, decode, stops)
 
 
 def _decoder(path: Path, spec: JobSpec) -> Callable[[Sequence[int]], str]:

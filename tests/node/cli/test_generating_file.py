@@ -161,20 +161,22 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
     with open_model(folder / "model") as opened:
         wanted = Decoder(opened.load(), engine("numpy")).decode(PROMPTS, 4, frozenset({7, 12})).tokens
     whole = result_after(job, 16, dataset=job.rows)
-    assert lines(_completions(whole, None)) == [
+    assert lines(_completions(whole, whole.completions(), None)) == [
         {"row": row, "output_ids": one, "ended": one[-1] in (7, 12)} for row, one in enumerate(wanted)
     ]
     assert _told_completions(whole) == {"rows": 4, "completed": 4, "tokens": sum(map(len, wanted))}
     half = result_after(job, 11, dataset=job.rows)  # the second batch is under way
-    texts = lines(_completions(half, lambda tokens: "".join(chr(0xE0 + token) for token in tokens)))
+    texts = lines(
+        _completions(half, half.completions(), lambda tokens: "".join(chr(0xE0 + token) for token in tokens))
+    )
     assert [line["output_ids"] for line in texts] == wanted[:2]
     assert texts[0]["text"] == "".join(chr(0xE0 + token) for token in wanted[0])
     lacking = result_after(job, 16, dataset=None)
     assert _told_completions(lacking) == {"rows": 4, "completed": None}
     with pytest.raises(NoResult, match="prompts"):
-        _completions(lacking, None)
+        lacking.completions()
     with pytest.raises(ResultMismatch, match="root"):
-        _completions(result_after(job, 16, dataset=bytes(len(job.rows))), None)
+        result_after(job, 16, dataset=bytes(len(job.rows))).completions()
 
 
 @pytest.mark.parametrize(

@@ -46,4 +46,11 @@ def test_completions_are_lines_with_ends_and_texts() -> None:
         '{"row": 0, "output_ids": [3, 7], "ended": true, "text": "é\\né\\n"}',
         '{"row": 1, "output_ids": [4, 4], "ended": false, "text": "é\\né\\n"}', "",
     ]  # fmt: skip
+    texts = {3: "one. ", 4: "two\nHu", 5: "man: three"}
+    stopped = completion_lines(
+        [[3, 4, 5], [3]], (), lambda tokens: "".join(texts[one] for one in tokens), ("\nHuman:", "three")
+    )
+    first, second = (json.loads(line) for line in stopped.splitlines())
+    assert first == {"row": 0, "output_ids": [3, 4, 5], "ended": False, "text": "one. two", "stopped": True}
+    assert (second["text"], second["stopped"]) == ("one. ", False)
     assert completion_lines([[3]], ()) == b'{"row": 0, "output_ids": [3], "ended": false}\n'
