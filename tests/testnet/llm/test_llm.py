@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -85,9 +84,8 @@ def test_the_meter_counts_what_a_process_and_its_children_hold() -> None:
 def test_a_language_model_learns_forty_answers_on_a_network(tmp_path: Path) -> None:
     command = ["testnet", "llm", "--out", str(tmp_path / "out"), "--base-port", str(free_ports()), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "node", *command], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        [sys.executable, "-m", "node", *command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-4_000:]
     found = json.loads(done.stdout)
     assert (found["right"], found["is_verified"], found["known_before"], found["known_after"]) == (
