@@ -15,7 +15,7 @@ TINY = {
     "transport": ("bulk_mib=4", "small_messages=2000", "wan=0"),
     "relay": ("megabytes=8", "circuits=2", "reservations=4", "wan=0"),
     "light": ("records=2", "accounts=500"),
-    "market": ("tasks=300", "machines=40", "repeats=1"),
+    "market": ("tasks=60", "machines=20", "repeats=1"),
     "train": ("steps=8", "batch=16"),
     "operators": ("rounds=1", "torch=0"),
 }

@@ -10,15 +10,16 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import click
 import pytest
 
+from node import cli
 from node.cli import main
 from node.cli.arguments import PathName, WholeNumber
-from node.home import files
+from node.home import files, load
 from node.home.create import create_founder, create_home
 from state.primitives.genesis import genesis_to_json
 from tests.node.cli.test_mistakes import plan_genesis
@@ -91,6 +92,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, monkeypatch_all: pytest.Monk
     root, monkeypatch = tmp_path_factory.mktemp("world"), monkeypatch_all
     monkeypatch.chdir(root)
     monkeypatch.setattr(files, "WRITER_S", 0.0)
+    # What is endless is read up to a limit, 1,400 times; and 200 lines look for commands that packages add.
+    monkeypatch.setattr(load, "GENESIS_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(cli, "_entry_points", cache(cli._entry_points))
     for command in ("init", "relay", "signer"):
         monkeypatch.setattr(f"node.cli.{command}.create_home", partial(create_home, scrypt_n=16))
     monkeypatch.setattr("node.cli.genesis.create_founder", partial(create_founder, scrypt_n=16))
