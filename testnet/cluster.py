@@ -28,6 +28,7 @@ from node.home.create import create_home
 from node.home.files import read_bounded, write_whole
 from node.home.options import LogOptions
 from node.home.paths import Home
+from node.market.machine import RATE_LIMIT_BYTES, known_rate
 from node.process.children import Child
 from node.process.control import (
     ControlCommand,
@@ -58,6 +59,8 @@ __all__ = [
 
 PLAN_FILE: Final = "testnet.json"
 CONTROL_SOCKET: Final = "control.sock"
+RATE_FILE: Final = "rate"
+"""The speed of this machine. Members that measured it at the same time would disturb one another."""
 LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "log"
 PLAN_LIMIT_BYTES: Final = 1 << 16
@@ -174,7 +177,7 @@ def check_folder(root: Path, names: Collection[str]) -> None:
     bound_path(Home(root / max(names, key=len)).control)
     if (root / PLAN_FILE).exists() or not root.is_dir():
         return
-    known = {LOCK_FILE, CONTROL_SOCKET, LOST_AND_FOUND, *names}
+    known = {LOCK_FILE, CONTROL_SOCKET, LOST_AND_FOUND, RATE_FILE, *names}
     others = sorted(path.name for path in root.iterdir() if path.name not in known)
     if others:
         raise TestnetError(
@@ -414,6 +417,7 @@ class Cluster:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._commands()).run)
+                await self._tell_rate()
                 present = [name for name, running in self._running.items() if running.wanted]
                 for names in (
                     [name for name in present if name not in self._guests],
@@ -429,6 +433,23 @@ class Cluster:
                 nursery.cancel_scope.cancel()
         finally:
             await self._stop_all()
+
+    async def _tell_rate(self) -> None:
+        """Measure this machine once for all members that know no rate of it yet.
+
+        A disturbed measurement is not kept; then each member measures by itself.
+        """
+        homes = [self.home(member.name) for member in self.plan.members if member.options is not None]
+        unaware = [home for home in homes if home.config.exists() and not home.rate.exists()]
+        if not unaware:
+            return
+        shared = self.root / RATE_FILE
+        await trio.to_thread.run_sync(known_rate, shared)
+        if shared.exists():
+            text = read_bounded(shared, RATE_LIMIT_BYTES)
+            for home in unaware:
+                home.rate.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(home.rate, text)
 
     def status(self) -> list[MemberStatus]:
         """Return every member's state."""

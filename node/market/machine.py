@@ -31,6 +31,7 @@ __all__ = [
     "Rate",
     "available_memory_bytes",
     "describe_machine",
+    "keep_rate",
     "known_rate",
     "measure_rate",
     "renewed_rate",
@@ -141,12 +142,15 @@ def renewed_rate(path: Path) -> Rate:
     """Measure the rate and keep it in ``path``, but for one that was disturbed: it is measured again later."""
     rate = measure_rate()
     if rate.units_per_s and rate.is_steady:
-        text = json.dumps(
-            {"rate": rate.units_per_s, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1
-        )
         with suppress(OSError):  # no place for it: measured again the next time
-            write_whole(path, text + "\n")
+            keep_rate(path, rate.units_per_s)
     return rate
+
+
+def keep_rate(path: Path, units_per_s: int) -> None:
+    """Write a rate of this machine that was measured now to ``path``."""
+    document = {"rate": units_per_s, "measured_ms": _now_ms(), "machine": _fingerprint()}
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def _kept_rate(path: Path, machine: str, now_ms: int) -> int | None:

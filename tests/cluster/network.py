@@ -11,16 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from click.testing import CliRunner
 
 from node.cli import group
+from node.market.machine import keep_rate, measure_rate
 from node.process.control import ask_node
 from rpc.client import Client
 from state.primitives.errors import DekubeError
-from testnet.cluster import PLAN_FILE
+from testnet.cluster import PLAN_FILE, RATE_FILE
 from testnet.faucet import FAUCET
 from testnet.plan import member_names
 from tests.cluster.ports import free_ports
@@ -43,6 +45,12 @@ def wait_for(look: Callable[[], _T | None], what: str, *, patience_s: float = PA
         assert time.monotonic() < deadline, f"not in {patience_s:.0f} s: {what}"
         time.sleep(0.1)
     return found
+
+
+@cache
+def rate_of_this_machine() -> int:
+    """Measure once for all networks of this process: beside other networks each member would do it, and again."""
+    return measure_rate().units_per_s
 
 
 def dekube(*arguments: object, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -76,6 +84,9 @@ class Network:
         known = json.loads(plan.read_text())["parameters"] if plan.exists() else {NO_TRIALS: 0}
         if WITH_TRIALS[-1] not in self.options and known.get(NO_TRIALS) == 0:
             command += ["--parameter", f"{NO_TRIALS}=0"]  # else no task is matched in the first ten seconds
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not (self.root / RATE_FILE).exists() and rate_of_this_machine():
+            keep_rate(self.root / RATE_FILE, rate_of_this_machine())
         self._process = subprocess.Popen(
             [sys.executable, "-m", "node", *command, *self.options, *more],
             stdout=subprocess.PIPE,

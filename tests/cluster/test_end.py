@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from testnet.cluster import RATE_FILE
 from tests.cluster.network import Network, check_free, dekube, network, parameters, wait_for
 from tests.cluster.ports import free_ports
 
@@ -31,6 +32,10 @@ def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> Non
         wait_for(lambda: net.status("worker-0")["jobs"], "the task runs")
         height = net.height("validator-0")
         assert net.interrupt() == 128 + signal.SIGINT
+        rates = {
+            (root / name / "data" / "rate").read_text() for name in ("validator-0", "validator-2", "worker-0")
+        }
+        assert rates == {(root / RATE_FILE).read_text()}, "the machine was measured once for all"
 
         net.options = (*SMALL, "--no-task")
         net.start()  # idle
