@@ -36,6 +36,7 @@ def test_the_quorum_of_the_chain_is_that_of_the_model(honest: int, faulty: int) 
     assert honest >= quorum(weight), "the honest seats are a quorum"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committee", COMMITTEES, ids=str)
 @pytest.mark.parametrize("last_height", [1, 2, 3])
 @pytest.mark.parametrize("views", [VIEWS, pytest.param(VIEWS + 1, marks=pytest.mark.nightly)])
@@ -46,6 +47,7 @@ def test_every_chain_of_views_keeps_the_promises(committee: Rules, last_height: 
     assert any(all(record.is_null for record in chain) for chain in explored.chains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committee", COMMITTEES, ids=str)
 @pytest.mark.parametrize("last_height", [1, 2])
 def test_no_dead_end(committee: Rules, last_height: int) -> None:
@@ -75,6 +77,7 @@ def _chains_in_turn(rules: Rules, views: int) -> set[Chain]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committee", COMMITTEES, ids=str)
 @pytest.mark.parametrize("last_height", [1, 2])
 def test_two_views_vote_by_vote_make_the_same_chains(committee: Rules, last_height: int) -> None:

@@ -128,6 +128,7 @@ async def say(member: Member, to: Member, numbers: range) -> None:
         await trio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swallow", "flip", "replay"])
 async def test_what_a_relay_does_to_the_bytes_costs_no_message_and_is_held_against_it(
     start_relay: StartRelay, tmp_path: Path, kind: str

@@ -12,6 +12,7 @@ from node.bench.exact import run
 GRADIENT_ERROR_MAX = 1e-4
 
 
+@pytest.mark.slow
 def test_a_made_up_model_is_tuned_near_to_plain_binary64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.bench.exact, "smollm_file", lambda: None)
     figures = run(batch=2, steps=1, torch=0, decode=0)

@@ -17,6 +17,7 @@ from tests.tasks.programs.engines import NAMES, engine
 ANSWER = "The capital of France is Paris."
 
 
+@pytest.mark.slow
 def test_a_made_up_model_is_decoded_as_plain_float32_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node.bench.generate, "smollm_file", lambda: None)
     figures = run(tokens=6, torch=0)

@@ -487,6 +487,7 @@ def test_what_cannot_be_printed_is_no_success(closed: str, status: int, said: st
     assert ("chain_id" in done.stdout) == (status == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["draft --name x --chain-id 7", "seal draft.json founder.json"])
 def test_a_file_whose_report_cannot_be_printed_can_be_written_again(verb: str, tmp_path: Path) -> None:
     """The next try would find it and refuse; nobody was told its hash."""

@@ -250,7 +250,7 @@ async def test_only_answers_to_a_question_count_and_not_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.market.blob_search.CHECK_S", 0.1)
-    monkeypatch.setattr("node.market.blob_search.WAIT_S", 0.5)
+    monkeypatch.setattr("node.market.blob_search.WAIT_S", 3.0)
     async with line(tmp_path, (ASKER, 4)) as (_, task, blob, nodes):
         search = nodes[0].search
         await search._on_held(b"x" * 20, blob)

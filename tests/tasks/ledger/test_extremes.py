@@ -55,9 +55,13 @@ def lose_fund(world: World) -> None:
 @pytest.mark.parametrize("worker", WORKERS.values(), ids=WORKERS)
 @pytest.mark.parametrize(
     ("price", "bond", "fund"),
-    [(1, None, True), (WORTH // 1000, 0, True), (WORTH // 1000, 1, False), (1, 0, False)],
-    ids=["for nothing", "without bonds", "without a fund", "without anything"],
-)  # fmt: skip
+    [
+        pytest.param(1, None, True, marks=pytest.mark.slow, id="for nothing"),
+        pytest.param(WORTH // 1000, 0, True, marks=pytest.mark.slow, id="without bonds"),
+        pytest.param(WORTH // 1000, 1, False, marks=pytest.mark.slow, id="without a fund"),
+        pytest.param(1, 0, False, id="without anything"),
+    ],
+)
 def test_nothing_raises_at_the_end_of_a_block(
     price: int, bond: int | None, fund: bool, worker: Manners, verifiers: Manners
 ) -> None:
@@ -67,7 +71,7 @@ def test_nothing_raises_at_the_end_of_a_block(
         world.add_machine(
             name, roles=WORK, price=min(price, WORTH // 2000), manners=worker if name < 3 else HONEST
         )
-    for name in range(100, 112):
+    for name in range(100, 108):
         world.add_machine(name, roles=CHECK, manners=verifiers if name % 2 else HONEST)
     world.fund(OUTSIDER, 100 * DKB)
     task = world.create(spec(total=120, price=price, match_ms=3_600_000))
