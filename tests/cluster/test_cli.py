@@ -276,8 +276,11 @@ def test_a_sweep_and_a_tuned_model_that_answers_are_one_command_each(net: Networ
     done = ask(net, "task", "create", "--file", sweep, "--watch")
     tasks = done["tasks"]
     assert done["phase"] == "settled" and len({one["task"] for one in tasks}) == 12
-    locked = sum(int(ask(net, "task", "bill", one["task"])["totals"]["deposited"]) for one in tasks)
-    assert 20 * DKB < locked <= 60 * DKB
+    mine = ask(net, "task", "show", tasks[0]["task"])["task"]["requester"]
+    lines = [line for one in tasks for line in ask(net, "task", "bill", one["task"])["lines"]]
+    locked = sum(int(line["amount"]) for line in lines if line["movement"] == "locked" and line["party"] == mine)
+    assert 30 * DKB < locked <= 60 * DKB  # workers lock bonds beside that
+    assert all(one["loss"] > 0 and int(one["paid"]) > 0 for one in tasks)
     again = ask(net, "task", "create", "--file", sweep)
     assert [one["task"] for one in again["tasks"]] == [one["task"] for one in tasks]
     assert ask(net, "workflow", "cancel", "sweep")["cancelled"] == []
