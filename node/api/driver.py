@@ -18,13 +18,13 @@ from node.api.making import Maker, trained_tokens
 from node.api.posting import NotPosted, Poster, fees_of
 from node.api.prompting import results_of
 from node.api.records import EXPIRES_S, TUNING, JobRecord
-from node.api.results import adapters_of, receipt_file, zipped
+from node.api.results import adapters_of, metrics_file, receipt_file, zipped
 from node.api.states import batch_end, is_started, tuning_end
 from node.api.store import Store
-from rpc.client import Client, NoResult
+from rpc.client import Client, NoResult, ResultMismatch
 from rpc.client.results import Bill, Task
 from rpc.client.tasks import TaskResult
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from tasks.spec import encode_spec
@@ -189,8 +189,10 @@ class Driver:
         receipt = self._keep(job, "receipt", receipt_file(job, task, windows, bill), "receipt.json")
         values = {"receipt_file": receipt, "paid": _paid(job, bill), "phase": task.phase}
         if job.kind == TUNING:
+            metrics = self._metrics(client, job, task)
             values |= self._tuned(job, task, found, status)
-            values["result_files"] = [*values.get("result_files", ()), receipt]
+            values["result_files"] = [*metrics, *values.get("result_files", ())]
+            values["result_files"].append(receipt)
         else:
             values |= self._answered(job, task, found, status)
         self._store.change(job.id, finished_s=_now_s(), **values)
@@ -200,6 +202,21 @@ class Driver:
         if not task.final_windows:
             return None
         return client.result(task.id, control=self._control(), key=self._key)
+
+    def _metrics(self, client: Client, job: JobRecord, task: Task) -> list[str]:
+        """Keep the losses that were proved; a job ends without them where nobody has them any more."""
+        try:
+            points = [one for one in client.losses(task.id, control=self._control()) if one.is_final]
+        except (NoResult, ResultMismatch, DecodeError) as error:
+            _log.warning("a job ends without its losses", job=job.id, error=str(error)[:200])
+            return []
+        if not points:
+            return []
+        first, last = points[0], points[-1]
+        self._tell(
+            job, f"Training loss: {first.loss:.4g} at the beginning, {last.loss:.4g} at step {last.step_to}."
+        )
+        return [self._keep(job, "metrics", metrics_file(points), "step_metrics.csv")]
 
     def _tuned(self, job: JobRecord, task: Task, found: TaskResult | None, status: str) -> dict[str, Any]:
         values: dict[str, Any] = {"status": status}

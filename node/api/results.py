@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from node.api.records import JobRecord
 from rpc.client.core import hexed
+from rpc.client.metrics import LossPoint
 from rpc.client.results import Bill, Task, Window
 from rpc.client.tasks import TaskResult
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.models.adapters import adapter_folder, receipt_of
 
-__all__ = ["adapters_of", "receipt_file", "zipped"]
+__all__ = ["adapters_of", "metrics_file", "receipt_file", "zipped"]
 
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 """The oldest that such a file can name: equal results are equal files."""
@@ -58,6 +59,11 @@ def adapters_of(found: TaskResult, base: str) -> dict[str, bytes]:
         task=found.task,
     )  # fmt: skip
     return adapter_folder(receipt, found.state.tensors)
+
+
+def metrics_file(points: Sequence[LossPoint]) -> bytes:
+    """Return losses as a table that other programs read."""
+    return "".join(["step,train_loss\n", *(f"{one.step_to},{one.loss:.6g}\n" for one in points)]).encode()
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:

@@ -55,4 +55,4 @@ def test_the_client_for_node_tunes_a_model_and_asks_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert report["failures"] == []
-    assert (report["answers"], report["events"]) == (len(WORDS), 7)
+    assert (report["answers"], report["events"]) == (len(WORDS), 8)

@@ -146,7 +146,10 @@ def ended(client: openai.OpenAI, number: str) -> Any:
 def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, net: Network, folder: Path) -> str:
     """Return the root of the proved state."""
     contents = {client.files.retrieve(one).filename: client.files.content(one).read() for one in job.result_files}
-    assert contents.keys() == {"adapters.zip", "receipt.json"}
+    assert contents.keys() == {"step_metrics.csv", "adapters.zip", "receipt.json"}
+    head, *losses = contents["step_metrics.csv"].decode().splitlines()
+    assert (head, [int(row.partition(",")[0]) for row in losses]) == ("step,train_loss", list(range(1, 129)))
+    assert float(losses[-1].partition(",")[2]) < float(losses[0].partition(",")[2])
     with zipfile.ZipFile(io.BytesIO(contents["adapters.zip"])) as archive:
         archive.extractall(folder / "adapters")
     home = net.root / "validator-0"
