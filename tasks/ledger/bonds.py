@@ -338,7 +338,7 @@ def bond_rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
 
     return (
         Rule(
-            SET_TERMS, "set_terms", 80_000, _decode_terms, lambda _: 0, apply_terms,
+            SET_TERMS, "set_terms", 150_000, _decode_terms, lambda _: 0, apply_terms,
             touches=lambda payload: (payload.node,),
             call=CallForm(
                 REGISTRY_ADDRESS,
@@ -355,7 +355,7 @@ def bond_rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
             ),
         ),
         Rule(
-            WITHDRAW_SPONSOR, "withdraw_sponsor", 100_000, _decode_withdraw, lambda _: 0, apply_withdraw,
+            WITHDRAW_SPONSOR, "withdraw_sponsor", 200_000, _decode_withdraw, lambda _: 0, apply_withdraw,
             touches=lambda payload: (payload[0],),
             call=CallForm(REGISTRY_ADDRESS, "withdrawSponsor(address node, uint256 amount)"),
         ),

@@ -662,10 +662,10 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # A machine that changed looks at parked tasks, and eight may be assigned to it.
         Rule(REGISTER_NODE, "register_node", 3_000_000, _decode_offer, lambda p: p.bond, market.register),
         Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
-        Rule(RETIRE_NODE, "retire_node", 120_000, _decode_nothing, _free, market.retire),
-        Rule(SUSPEND_NODE, "suspend_node", 100_000, _decode_nothing, _free, market.suspend),
-        Rule(HEARTBEAT, "heartbeat", 80_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
-        Rule(SET_PAYOUT, "set_payout", 80_000, _decode_payout, _free, market.set_payout),
+        Rule(RETIRE_NODE, "retire_node", 200_000, _decode_nothing, _free, market.retire),
+        Rule(SUSPEND_NODE, "suspend_node", 200_000, _decode_nothing, _free, market.suspend),
+        Rule(HEARTBEAT, "heartbeat", 130_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
+        Rule(SET_PAYOUT, "set_payout", 150_000, _decode_payout, _free, market.set_payout),
         # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
         Rule(CREATE_TASK, "create_task", 14_000_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 550_000, _decode_task, _free, market.cancel),
