@@ -84,7 +84,7 @@ def test_after_a_chain_has_stood_still_all_come_back_for_little() -> None:
     for node in nodes:
         assert world.send(node, HEARTBEAT, []) is None
     assert all(is_available(require_node(world.state, node), world.time_ms, BRIEF) for node in nodes)
-    assert 45 * world.rules[HEARTBEAT].gas < world.rules[UPDATE_NODE].gas
+    assert 20 * world.rules[HEARTBEAT].gas < world.rules[UPDATE_NODE].gas
 
 
 def test_every_act_of_a_machine_shows_that_it_is_on() -> None:
