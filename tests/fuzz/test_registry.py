@@ -86,8 +86,6 @@ EXEMPT = {
     "node.home.files:read_bounded": OF_A_TARGET,
     "node.home.keys:load_key": OF_A_TARGET,
     "node.home.kind:_read": OF_A_TARGET,
-    "node.home.models:_read": "by tasks.models.opening:open_model, whose formats are targets",
-    "node.home.models:_record": OWN_FILE,
     "rpc.gateway.blobs:BlobEndpoint._read_body": "bytes up to a bound, for decoders that are targets",
     "rpc.client.blobs:_read": "a piece of a file whose hash it checks",
     "rpc.client.blobs:download": "pieces whose hashes it checks; tests/rpc/client/test_blobs.py",
