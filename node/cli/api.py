@@ -94,6 +94,8 @@ def run(
     def connect() -> Client:
         return Client(*gateways, options=ClientOptions(chain_id=chain_id))
 
+    with connect():  # an address that is none ends the command before it asks for a passphrase
+        pass
     key = session.key()
     configure_logs(LogOptions())
     uvloop.run(serve(key, options, connect, session.control))
