@@ -177,4 +177,4 @@ signing_options: Final = _shared_options("home", "key", "passphrase_file")
 new_key_options: Final = _shared_options("home", "passphrase_file")
 """For a command that creates or opens the account named by its argument."""
 wallet_options: Final = _shared_options("home")
-"""For a command that only reads the wallet's folder."""
+"""For a command that only reads files of the home."""

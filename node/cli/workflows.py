@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from node.cli.confirm import yes_option
 from node.cli.options import confirm_at_terminal
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.prices import PER_TERA_UNIT
-from node.cli.session import Session, reading_options, session_options
+from node.cli.session import Session, reading_options, session_options, wallet_options
 from node.cli.tasks.adapters import tuned_of
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, say
 from node.workflows.progress import MemberState, end_of, look, summary
@@ -205,7 +206,7 @@ def workflow() -> None:
 
 
 @workflow.command(name="list")
-@reading_options
+@wallet_options
 @json_option
 def list_(session: Session, as_json: bool) -> None:
     """List the workflows that were posted from this home.
@@ -264,7 +265,8 @@ def watch(session: Session, name: str, as_json: bool) -> None:
     """
     record = _record(session, name)
     if any(not member.is_created for member in record.members):
-        raise ConfigError(f"{name} is not posted wholly; `dekube task create -f {record.file}` goes on with it")
+        again = f"`dekube task create -f {shlex.quote(record.file)}`"
+        raise ConfigError(f"{name} is not posted wholly; {again} goes on with it")
     with session.client() as client:
         _follow(client, record, session, as_json=as_json)
 

@@ -76,10 +76,13 @@ class WorkflowStore:
         return self._folder / (name + SUFFIX)
 
     def names(self) -> list[str]:
-        """Return the names of all records."""
-        if not self._folder.is_dir():
+        """Return the names of all records. Raises StoreError for a folder that cannot be read."""
+        try:
+            return sorted(path.stem for path in self._folder.iterdir() if path.suffix == SUFFIX)
+        except FileNotFoundError:
             return []
-        return sorted(path.stem for path in self._folder.iterdir() if path.suffix == SUFFIX)
+        except OSError as error:
+            raise StoreError(f"{error.filename}: {error.strerror}") from None
 
     def find(self, name: str) -> WorkflowRecord | None:
         """Return a record; None if there is none. Raises StoreError for a damaged one."""

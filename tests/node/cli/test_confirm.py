@@ -23,11 +23,11 @@ from state.primitives.transactions import decode_transaction, sign_transaction
 from tests.node.cli.test_option_conflicts import LEAVES, SIGNS
 
 KEY = SecretKey(b"k" * 32)
-MONEY = (SIGNS - {("blob", "put"), ("faucet", "run"), ("worker", "endorse"), ("task", "result")}) | {
-    ("relay", "register"), ("relay", "settle"),
-}  # fmt: skip
-"""Commands that hand in a transaction; a blob and an endorsement cost nothing, a faucet is there to give. Of a
+NOT_ASKED = {("api", "run"), ("blob", "put"), ("faucet", "run"), ("worker", "endorse"), ("task", "result")}
+"""A blob and an endorsement cost nothing, a faucet is there to give, and a server of jobs has a budget. Of a
 result --yes overwrites the file too."""
+MONEY = (SIGNS - NOT_ASKED) | {("relay", "register"), ("relay", "settle")}
+"""Commands that hand in a transaction."""
 
 
 class Chain:

@@ -232,9 +232,11 @@ def test_conditions_differ_from_market_to_market() -> None:
 
 
 @pytest.mark.slow
-def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None:
-    report = Campaign(PLANS["sample"], tmp_path, rules=()).run()
-    assert set(report["strategies"]) == set(BY_NAME)
+def test_a_sample_of_each_third_strategy_runs_and_is_reported(tmp_path: Path) -> None:
+    """All of them run in the campaigns of the night."""
+    chosen = JUDGED[::3]
+    report = Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=()).run()
+    assert set(report["strategies"]) == {"key withholder", *(one.name for one in chosen)}
     assert report["sums_exact"] and report["unfinished_markets"] == 0
     assert 0 < report["block_units_max"] <= 300_000_000
     assert report == json.loads((tmp_path / "report.json").read_text())
