@@ -30,7 +30,7 @@ WORDS: Final[dict[str, tuple[object, ...]]] = {
     "stake": ("tx", "stake", STAKE // COIN),
     "unstake": ("tx", "unstake", STAKE // COIN),
     "rotate": ("tx", "rotate-keys"),
-    "task": ("task", "create", "--steps", 50, "--windows", 2, "--widths", "64,32,10", "--seed", "soak"),
+    "task": ("task", "create", "--steps", 200, "--windows", 2, "--widths", "64,32,10", "--seed", "soak"),
 }
 MOVES: Final = frozenset(("stake", "unstake"))
 EXPECTED: Final = ("[gateway_unreachable]", "[node_unavailable]", "[height_not_reached]", "[control_unavailable]")
