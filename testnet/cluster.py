@@ -414,10 +414,10 @@ class Cluster:
         """
         await self._check_ports()
         try:
+            await self._tell_rate()  # before anybody can ask: until then all members look as if none was wanted
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._commands()).run)
-                await self._tell_rate()
                 present = [name for name, running in self._running.items() if running.wanted]
                 for names in (
                     [name for name in present if name not in self._guests],

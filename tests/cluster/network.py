@@ -21,7 +21,6 @@ from node.cli import group
 from node.market.machine import keep_rate, measure_rate
 from node.process.control import ask_node
 from rpc.client import Client
-from rpc.client.control import ControlUnavailable
 from state.primitives.errors import DekubeError
 from testnet.cluster import PLAN_FILE, RATE_FILE
 from testnet.faucet import FAUCET
@@ -173,13 +172,7 @@ class Network:
         return int(self.status(name)["height"])
 
     def wait_height(self, name: str, height: int) -> None:
-        def is_there() -> bool:
-            try:
-                return self.height(name) >= height
-            except ControlUnavailable:  # its process starts
-                return False
-
-        wait_for(is_there, f"{name} at height {height}")
+        wait_for(lambda: self.height(name) >= height, f"{name} at height {height}")
 
     def url(self, name: str) -> str:
         """Return where the gateway of a member is, or the faucet."""
