@@ -93,9 +93,10 @@ def folder_of(home: Home) -> Path:
 
 def name_from(source: str) -> str:
     """Return the name that a source suggests: the last part of it in small letters. Raises ConfigError."""
-    last = source.removeprefix(HUB).removeprefix(PACKAGE).rpartition("@")[0] if source.startswith(HUB) else source
-    last = (last or source).removeprefix(HUB).removeprefix(PACKAGE).rstrip("/").rpartition("/")[2]
-    return check_name(re.sub(r"[^a-z0-9._-]+", "-", last.removesuffix(".gguf").lower()).strip("-._")[:64])
+    if source.startswith(HUB):
+        source = source.partition("@")[0]
+    last = re.split("[/:]", source.rstrip("/"))[-1].removesuffix(".gguf").lower()
+    return check_name(re.sub(r"[^a-z0-9._-]+", "-", last).strip("-._")[:64])
 
 
 def check_name(name: str) -> str:
@@ -213,8 +214,9 @@ def _copied(source: str, part: Path) -> tuple[str, str]:
             if (given / one).is_file():
                 _copy(given / one, part)
     else:
-        raise ConfigError(f"{source}: no GGUF file and no folder; a source is one of these, {HUB}ORG/NAME or "
-                          f"{PACKAGE}NAME")  # fmt: skip
+        raise ConfigError(
+            f"{source}: no GGUF file and no folder; a source is one of these, {HUB}ORG/NAME or {PACKAGE}NAME"
+        )
     return "", ""
 
 

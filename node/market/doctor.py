@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["MIB", "Facts", "Finding", "Verdict", "examine"]
+__all__ = ["Facts", "Finding", "Verdict", "examine"]
 
-MIB: Final = 1 << 20
+_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 MEMORY_MIB_MIN: Final = 2048
 """Memory that programs can take: less runs no job beside a node."""
@@ -74,7 +74,7 @@ class Facts:
     """Addresses that the node is to listen at and another program has. Not known while the node runs."""
     status: Mapping[str, Any] | None = None
     """Answer of the running node; None if none runs."""
-    entry: Mapping[str, Any] | None = field(default=None)
+    entry: Mapping[str, Any] | None = None
     """The machine in the registry of the chain; None if it is not there, or nobody could be asked."""
 
 
@@ -99,7 +99,7 @@ def _keys(facts: Facts) -> Iterator[Finding]:
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
-    mib = facts.memory_available // MIB
+    mib = facts.memory_available // _MIB
     if mib < MEMORY_MIB_MIN:
         yield Finding(
             "memory", Verdict.WARNING, f"{mib} MiB available; jobs that need more are declined",

@@ -2,8 +2,9 @@
 
 See market.md 10.
 
-The process shuts itself in before it reads the first byte of a job, in two halves: namespaces while it has one
-thread, the rest once everything it will need is imported. Each measure that the machine refuses is left out and
+The process shuts itself in before it reads the first byte of a job, in three steps: namespaces, and all files but
+the installation, while it has one thread; the rest once everything it will need is imported; system calls at the
+end. Each measure that the machine refuses is left out and
 not named in the result, so that the supervisor knows what was got.
 """
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import trio
 
 from node.cli.arguments import FOLDER_NAME, PathName, WholeNumber
 from node.cli.output import json_option, show, show_fields
@@ -16,7 +15,7 @@ from node.market.machine import ONE_THREAD
 from state.primitives.errors import ConfigError
 from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder, lay_out
 from testnet.plan import member_names
-from testnet.scenarios.cli import temporary_folder
+from testnet.scenarios.cli import network_options, play_on, temporary_folder
 
 if TYPE_CHECKING:
     from testnet.llm.running import Report
@@ -51,15 +50,7 @@ PARAMETERS: Final = {
 )
 @click.option("--out", default="build/demo-llm", show_default=True, type=FOLDER_NAME, metavar="PATH",
               help="Folder for the trained adapters.")  # fmt: skip
-@click.option(
-    "--dir", "folder", type=FOLDER_NAME, metavar="PATH",
-    help="Folder of the network; it is kept. Default: a folder that is removed afterwards.",
-)  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys.")
-@click.option(
-    "--base-port", default=BASE_PORT, show_default=True, type=WholeNumber(1024, 65_535),
-    help="First port; each member uses three ports.",
-)  # fmt: skip
+@network_options(BASE_PORT)
 @json_option
 def llm(
     model: Path | None, epochs: int, out: Path, folder: Path | None, seed: int, base_port: int, as_json: bool
@@ -103,7 +94,6 @@ def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: i
     from testnet.llm.running import Demonstration
 
     check_folder(root, member_names(VALIDATORS, WORKERS))
-    found = list[Any]()
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
@@ -115,17 +105,9 @@ def _run(path: Path, out: Path, epochs: int, root: Path, seed: int, base_port: i
         )
         cluster = Cluster(root, plan, report=lambda line: click.echo(line, err=True))
         demonstration = Demonstration(path, out, epochs, cluster, plan, say)
-
-        async def run() -> None:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(cluster.run)
-                found.append(await demonstration.run())
-                cluster.down()
-
-        trio.run(run)
+        report = play_on(cluster, demonstration.run)
     if demonstration.bill is not None and not as_json:
         show_bill(demonstration.bill, title="\nBill of the task that tunes")
-    report: Report = found[0]
     return report
 
 

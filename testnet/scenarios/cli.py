@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 import trio
@@ -19,23 +19,35 @@ from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder,
 from testnet.plan import member_names
 from testnet.scenarios.stories import STORIES, VALIDATORS, Story
 
-__all__ = ["scenario", "temporary_folder"]
+__all__ = ["network_options", "play_on", "scenario", "temporary_folder"]
+
+_T = TypeVar("_T")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 BASE_PORT: Final = 26_700
 _COLUMNS: Final = ("party", "part", "gained", "lost")
 
 
+def network_options(base_port: int) -> Callable[[_Function], _Function]:
+    """Return a decorator for a command that plays on a network of its own: folder, seed and first port."""
+
+    def decorate(function: _Function) -> _Function:
+        for option in (
+            click.option("--base-port", default=base_port, show_default=True, type=WholeNumber(1024, 65_535),
+                         help="First port; each member uses three ports."),
+            click.option("--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys."),
+            click.option("--dir", "folder", type=FOLDER_NAME, metavar="PATH",
+                         help="Folder of the network; it is kept. Default: a folder that is removed afterwards."),
+        ):  # fmt: skip
+            function = option(function)
+        return function
+
+    return decorate
+
+
 @click.command()
 @click.argument("name", type=click.Choice(list(STORIES)))
-@click.option(
-    "--dir", "folder", type=FOLDER_NAME, metavar="PATH",
-    help="Folder of the network; it is kept. Default: a folder that is removed afterwards.",
-)  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys.")
-@click.option(
-    "--base-port", default=BASE_PORT, show_default=True, type=WholeNumber(1024, 65_535),
-    help="First port; each member uses three ports.",
-)  # fmt: skip
+@network_options(BASE_PORT)
 @json_option
 def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json: bool) -> None:
     """Run a network in which one machine cheats or is offline; print who lost what.
@@ -64,6 +76,20 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
         raise click.exceptions.Exit(1)
 
 
+def play_on(cluster: Cluster, play: Callable[[], Awaitable[_T]]) -> _T:
+    """Run a network until ``play`` has ended, and return what it returned."""
+    found: list[_T] = []
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(cluster.run)
+            found.append(await play())
+            cluster.down()
+
+    trio.run(run)
+    return found[0]
+
+
 @contextmanager
 def temporary_folder(folder: Path | None) -> Iterator[Path]:
     """Give the folder of a network: the one that is named, or one that is removed afterwards."""
@@ -78,10 +104,9 @@ def temporary_folder(folder: Path | None) -> Iterator[Path]:
 
 
 def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) -> dict[str, Any]:
-    from testnet.scenarios.running import Outcome, Scenario
+    from testnet.scenarios.running import Scenario
 
     check_folder(root, member_names(VALIDATORS, story.workers))
-    found: list[Outcome] = []
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
@@ -96,15 +121,7 @@ def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) ->
             root, plan, report=lambda line: click.echo(line, err=True), absent=story.late,
             modules={story.cheat: ("testnet.scenarios.impostor", story.part)} if story.part else {},
         )  # fmt: skip
-
-        async def run() -> None:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(cluster.run)
-                found.append(await Scenario(story, cluster, plan, say).run())
-                cluster.down()
-
-        trio.run(run)
-    (outcome,) = found
+        outcome = play_on(cluster, Scenario(story, cluster, plan, say).run)
     if not as_json:
         _print(story, outcome)
     return _document(story, outcome)
