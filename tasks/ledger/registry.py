@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Purpose, Vault
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.bounded_cache import BoundedCache
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
@@ -53,6 +52,7 @@ __all__ = [
     "place_of",
     "profile_from_value",
     "profile_to_value",
+    "read_node",
     "remove_node",
     "require_node",
     "save_node",
@@ -271,14 +271,25 @@ def _gpu(value: Any) -> Gpu:
             raise DecodeError("not a GPU: [model, memory in MiB] expected")
 
 
-_DECODED: Final = BoundedCache[bytes, NodeRecord](DECODED_NODES_MAX)
-"""Records by their bytes. What a step writes, the next one in the block reads."""
+_decoded: Final[dict[bytes, NodeRecord]] = {}
+"""Records by their bytes. What a step writes, the next one in the block reads. A plain dictionary, for blocks are
+executed in threads while others read: each operation on it is whole."""
+
+
+def _remember(data: bytes, node: NodeRecord) -> NodeRecord:
+    if len(_decoded) >= DECODED_NODES_MAX:
+        _decoded.clear()
+    _decoded[data] = node
+    return node
 
 
 def _record(address: bytes, data: bytes) -> NodeRecord:
-    known = _DECODED.get(data)
-    if known is not None and known.address == address:
-        return known
+    known = _decoded.get(data)
+    return known if known is not None and known.address == address else _remember(data, read_node(address, data))
+
+
+def read_node(address: bytes, data: bytes) -> NodeRecord:
+    """Return the record in stored bytes. Raises RecordDamaged."""
 
     def make(value: Any) -> NodeRecord:
         profile, status, *rest = items_of(value, *_ITEMS)
@@ -287,9 +298,7 @@ def _record(address: bytes, data: bytes) -> NodeRecord:
             raise DecodeError("not an address")
         return node
 
-    node = read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
-    _DECODED.put(data, node)
-    return node
+    return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
 
 
 def load_node(state: Reader, address: bytes) -> NodeRecord | None:
@@ -316,7 +325,7 @@ def save_node(state: Overlay, node: NodeRecord) -> None:
     """Write ``node``."""
     data = encode([profile_to_value(node.profile), int(node.status), *node[3:]])
     state.put(_NODE + node.address, data)
-    _DECODED.put(data, node)
+    _remember(data, node)
 
 
 def remove_node(state: Overlay, address: bytes) -> None:

@@ -154,7 +154,11 @@ def state_records(
                 state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20, sponsor=b"s" * 20)
             ),
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
-            ("tasks.ledger.registry:load_node", "tasks.ledger.registry:_record"),
+            (
+                "tasks.ledger.registry:load_node",
+                "tasks.ledger.registry:_record",
+                "tasks.ledger.registry:read_node",
+            ),
         ),
         "record of a retired node": StateRecord(
             lambda state: registration._save_past(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import Pool, Vault, check_escrows, check_touched_escrows
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
 from state.primitives.errors import ProtocolError
 from state.primitives.genesis import ChainParameters
@@ -31,7 +32,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.questions import diverged_in
 from tasks.ledger.records import TaskRecord, load_window
-from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, load_node, read_node, require_node, save_node
 from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
@@ -286,6 +287,7 @@ class World:
             hook(self.state, self.context(), self.events.append)
         save_steady_time(self.state, self.time_ms, self.context().steady_ms)
         self.check_money()
+        self.check_machines()
         before, base = Overlay(EMPTY), self.state.base
         before.changes = (
             {**base.changes, **self.state.changes} if isinstance(base, Overlay) else self.state.changes
@@ -293,6 +295,12 @@ class World:
         self.state = Overlay(before)
         self.height += 1
         self.time_ms += milliseconds
+
+    def check_machines(self) -> None:
+        """Check that what is remembered of each machine that the block wrote is what another node reads."""
+        for key, data in self.state.changes.items():
+            if key[0] == Table.NODE and data is not None and len(key) == 1 + ADDRESS_BYTES:
+                assert repr(load_node(self.state, key[1:])) == repr(read_node(key[1:], data))
 
     def check_money(self) -> None:
         """Check what the block did to escrows, all of these now and then, and the sum of all money."""

@@ -165,8 +165,8 @@ def test_nobody_keeps_an_output_who_belongs_to_its_worker_or_requester() -> None
     world = KeptWorld()
     worker = world.add_machine(1, roles=WORK)
     world.add_machine(2, roles=CHECK)
-    world.add_machine(3, roles=WORK | CHECK | 8, operator=worker)
-    world.add_machine(4, roles=8, operator=REQUESTER)  # type: ignore[arg-type]
+    world.add_machine(3, roles=WORK | CHECK | KEEP, operator=worker)
+    world.add_machine(4, roles=KEEP, operator=REQUESTER)
     task = world.create()
     world.run_to(task, Phase.SETTLED)
     assert {address for window in range(3) for address in world.holders(task, window)} == {worker}
