@@ -112,7 +112,7 @@ Body = tuple[tuple[SecretKey, int, list[Value]], ...]
 def forget() -> None:
     """Drop what was built of jobs: those of a block are jobs that no node has seen before."""
     plan._program.cache_clear()
-    registry._DECODED.clear()
+    registry._decoded.clear()
     for kept in (
         jobs.kept_job,
         classifier._plan,
