@@ -51,6 +51,7 @@ from tasks.engines import plan, tuning_plan
 from tasks.kinds import classifier, finetune
 from tasks.ledger import jobs, registry
 from tasks.ledger.audits import bond_floor
+from tasks.ledger.block_end import CALL_EVENTS_MAX
 from tasks.ledger.capacity import owe
 from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, Terms, save_custody, save_terms
 from tasks.ledger.custody_transitions import TAKE_CUSTODY
@@ -65,7 +66,6 @@ from tasks.ledger.registry import NodeProfile, NodeRole
 from tasks.ledger.seats import check_time
 from tasks.ledger.settlement import Bonds
 from tasks.ledger.transitions import (
-    CALL_EVENTS_MAX,
     CREATE_TASK,
     HEARTBEAT,
     OPEN_WINDOW,

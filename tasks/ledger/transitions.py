@@ -1,53 +1,61 @@
-"""The kinds of transactions of the compute market, and what happens at the end of each block (market.md 5.3)."""
+"""The kinds of transactions of the compute market: call forms, gas weights and handlers (market.md 5.3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 from billing.errors import PaymentMissing
 from billing.escrow import HOLDING, Pool, Purpose, check_touched_escrows
-from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
-from state.primitives.errors import DecodeError
-from state.primitives.hashing import HASH_BYTES, digest
-from state.primitives.receipts import Event as LogEvent
+from state.primitives.hashing import digest
 from state.transition.calls import CallForm
-from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
+from state.transition.rules import BlockHook, Context, Holding, Invariant, Rule
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.errors import NothingDue, NotYours, WrongPhase
 from tasks.ledger import registration
-from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
-from tasks.ledger.calls import bids_due, hold_call, put_off, was_put_off
-from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
+from tasks.ledger.block_end import end_block
+from tasks.ledger.bonds import bond_rules, release_sponsor
+from tasks.ledger.carriage import CARRIAGE_HOLDING
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
 from tasks.ledger.complaints import is_complaint
 from tasks.ledger.creation import begin_task
-from tasks.ledger.custody_lies import on_custody_due
 from tasks.ledger.custody_transitions import custody_rules
-from tasks.ledger.deadlines import (
-    CARRIAGE_SLOT,
-    GROUP_SLOT,
-    NODE_SLOT,
-    SPONSOR_SLOT,
-    TASK_SLOT,
-    WINDOW_SLOTS,
-    due_before,
-    wakes_due,
-)
-from tasks.ledger.deadlines import cancel as take_due
 from tasks.ledger.dispute_transitions import dispute_rules
-from tasks.ledger.disputes import release_moves
-from tasks.ledger.draws import hold_draws
 from tasks.ledger.group_records import is_spare
 from tasks.ledger.group_transitions import group_rules
-from tasks.ledger.groups import on_group_due, stand_by
+from tasks.ledger.groups import stand_by
 from tasks.ledger.lifecycle import Event, Phase, Reason, WindowPhase
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case, Scope
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.payloads import (
+    Attestation,
+    NewTask,
+    NodeOffer,
+    OpenedWindow,
+    Payout,
+    RevealedVerdict,
+    SealedVerdict,
+    SeatOf,
+    TaskAmount,
+    TaskReason,
+    decode_amount,
+    decode_create,
+    decode_give_up,
+    decode_nothing,
+    decode_offer,
+    decode_open,
+    decode_payout,
+    decode_proof,
+    decode_reveal,
+    decode_seal,
+    decode_seat,
+    decode_start,
+    decode_task,
+)
 from tasks.ledger.progress import (
     arm_running,
     blame_worker,
@@ -57,11 +65,10 @@ from tasks.ledger.progress import (
     resume,
     search,
     turn_down,
-    wake,
 )
 from tasks.ledger.proving import submit_window
 from tasks.ledger.questions import QuestionOf, question_of
-from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
+from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_to_value
 from tasks.ledger.serving_transitions import serving_rules
 from tasks.ledger.settlement import (
     bond_of,
@@ -69,7 +76,6 @@ from tasks.ledger.settlement import (
     check_affordable,
 )
 from tasks.ledger.trial_transitions import trial_rules
-from tasks.ledger.trials import step_trials
 from tasks.ledger.verification import (
     decline_seat,
     demand,
@@ -79,19 +85,11 @@ from tasks.ledger.verification import (
     seal,
 )
 from tasks.proofs import (
-    SAMPLED_MAX,
-    Finding,
-    Opening,
     WindowProof,
-    findings_from_value,
-    opening_from_value,
-    window_proof_from_value,
 )
-from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec
 
 __all__ = [
     "ACCEPT_TASK",
-    "CALL_EVENTS_MAX",
     "CANCEL_TASK",
     "CREATE_TASK",
     "DECLINE_SEAT",
@@ -170,91 +168,11 @@ _CALLS: Final = {
 }  # fmt: skip
 """How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
-EVENTS_PER_BLOCK_MAX: Final = 1792
-"""Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
-CALL_EVENTS_MAX: Final = 512
-"""A call is put off to the next block when the deadlines of a block told more; there they stop at so many."""
 POKED_WINDOWS_MAX: Final = 3
 """Open windows of a task whose windows may be poked."""
-AMOUNT_LIMIT: Final = 1 << 127
-WINDOW_LIMIT: Final = 1 << 32
 
 HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING, CARRIAGE_HOLDING)
 INVARIANTS: Final[tuple[Invariant, ...]] = (check_touched_escrows,)
-
-
-class NodeOffer(NamedTuple):
-    """A node's profile and what it adds to its bond."""
-
-    profile: NodeProfile
-    bond: int
-
-
-class Payout(NamedTuple):
-    """A node, and the account that its earnings go to."""
-
-    node: bytes
-    payout: bytes
-
-
-class NewTask(NamedTuple):
-    """A job and its specification as it was sent."""
-
-    spec: JobSpec
-    raw: bytes
-
-
-class TaskAmount(NamedTuple):
-    """A task and an amount for it: the worker's bond, or what its requester adds."""
-
-    task: bytes
-    amount: int
-
-
-class TaskReason(NamedTuple):
-    """A task that its worker gives up, and why."""
-
-    task: bytes
-    reason: Reason
-
-
-class Attestation(NamedTuple):
-    """What the worker runs the task on, as a hash of its description; recorded with the start."""
-
-    task: bytes
-    machine: bytes
-
-
-class SeatOf(NamedTuple):
-    """A verifier's seat of a window."""
-
-    task: bytes
-    window: int
-
-
-class SealedVerdict(NamedTuple):
-    """A verifier's sealed findings on a window."""
-
-    task: bytes
-    window: int
-    seal: bytes
-
-
-class RevealedVerdict(NamedTuple):
-    """A verifier's findings, and the nonce that its seal was made with."""
-
-    task: bytes
-    window: int
-    findings: tuple[Finding, ...]
-    nonce: bytes
-
-
-class OpenedWindow(NamedTuple):
-    """The worker's openings of the sampled segments, in order."""
-
-    task: bytes
-    window: int
-    openings: tuple[Opening, ...]
 
 
 def task_id_of(sender: bytes, nonce: int) -> bytes:
@@ -265,125 +183,6 @@ def task_id_of(sender: bytes, nonce: int) -> bytes:
 def node_payload(profile: NodeProfile, bond: int) -> list[Value]:
     """Return the payload of REGISTER_NODE and UPDATE_NODE."""
     return [profile_to_value(profile), bond]
-
-
-# Payloads
-
-
-def _is_task(value: bytes) -> bool:
-    return len(value) == HASH_BYTES
-
-
-def _decode_offer(payload: list[Any]) -> NodeOffer:
-    match payload:
-        case [list(profile), int(bond)] if 0 <= bond < AMOUNT_LIMIT:
-            return NodeOffer(profile_from_value(profile), bond)
-        case _:
-            raise DecodeError("[profile, bond] expected")
-
-
-def _decode_payout(payload: list[Any]) -> Payout:
-    match payload:
-        case [bytes(node), bytes(payout)] if len(node) == len(payout) == ADDRESS_BYTES and any(payout):
-            return Payout(node, payout)
-        case _:
-            raise DecodeError("[node, payout address] expected")
-
-
-def _decode_nothing(payload: list[Any]) -> None:
-    if payload:
-        raise DecodeError("no payload expected")
-
-
-def _decode_create(payload: list[Any]) -> NewTask:
-    match payload:
-        case [bytes(raw)] if len(raw) <= SPEC_LIMIT_BYTES:
-            return NewTask(decode_spec(raw), raw)
-        case _:
-            raise DecodeError("[specification bytes] expected")
-
-
-def _decode_task(payload: list[Any]) -> bytes:
-    match payload:
-        case [bytes(task)] if _is_task(task):
-            return task
-        case _:
-            raise DecodeError("[task] expected")
-
-
-def _decode_amount(payload: list[Any]) -> TaskAmount:
-    match payload:
-        case [bytes(task), int(amount)] if _is_task(task) and 0 <= amount < AMOUNT_LIMIT:
-            return TaskAmount(task, amount)
-        case _:
-            raise DecodeError("[task, amount] expected")
-
-
-def _decode_start(payload: list[Any]) -> Attestation:
-    match payload:
-        case [bytes(task), bytes(machine)] if _is_task(task) and len(machine) == HASH_BYTES:
-            return Attestation(task, machine)
-        case _:
-            raise DecodeError("[task, machine hash] expected")
-
-
-_GIVE_UP_REASONS: Final = (
-    Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_UNFIT,
-)  # fmt: skip
-
-
-def _decode_give_up(payload: list[Any]) -> TaskReason:
-    match payload:
-        case [bytes(task), int(reason)] if _is_task(task) and reason in _GIVE_UP_REASONS:
-            return TaskReason(task, Reason(reason))
-        case _:
-            raise DecodeError(f"[task, reason] expected, reason one of {[int(r) for r in _GIVE_UP_REASONS]}")
-
-
-def _decode_proof(payload: list[Any]) -> WindowProof:
-    match payload:
-        case [list(proof)]:
-            return window_proof_from_value(proof)
-        case _:
-            raise DecodeError("[window proof] expected")
-
-
-def _decode_seal(payload: list[Any]) -> SealedVerdict:
-    match payload:
-        case [bytes(task), int(window), bytes(sealed)] if (
-            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(sealed) == HASH_BYTES
-        ):
-            return SealedVerdict(task, window, sealed)
-        case _:
-            raise DecodeError("[task, window, seal] expected")
-
-
-def _decode_seat(payload: list[Any]) -> SeatOf:
-    match payload:
-        case [bytes(task), int(window)] if _is_task(task) and 0 <= window < WINDOW_LIMIT:
-            return SeatOf(task, window)
-        case _:
-            raise DecodeError("[task, window] expected")
-
-
-def _decode_reveal(payload: list[Any]) -> RevealedVerdict:
-    match payload:
-        case [bytes(task), int(window), list(findings), bytes(nonce)] if (
-            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(nonce) == HASH_BYTES
-        ):
-            return RevealedVerdict(task, window, findings_from_value(findings), nonce)
-        case _:
-            raise DecodeError("[task, window, findings, nonce] expected")
-
-
-def _decode_open(payload: list[Any]) -> OpenedWindow:
-    match payload:
-        case [bytes(task), int(window), list(openings)] if (
-            _is_task(task) and 0 <= window < WINDOW_LIMIT and 0 < len(openings) <= SAMPLED_MAX
-        ):
-            return OpenedWindow(task, window, tuple(opening_from_value(opening) for opening in openings))
-        case _:
-            raise DecodeError("[task, window, openings] expected")
 
 
 def _free(_payload: Any) -> int:
@@ -596,95 +395,37 @@ class _Market:
             raise NothingDue(task_id.hex())
         case.save()
 
-    def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
-        """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
-        parameters = self._parameters
-        emitted = 0
-
-        def count(event: LogEvent) -> None:
-            nonlocal emitted
-            emitted += 1
-            emit(event)
-
-        def scope() -> Scope:
-            return Scope(state, block, count, parameters, question_of=self._question_of)
-
-        release_moves(state)
-        wakes = parameters.wakes_per_block
-        events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
-        bids = bids_due(state, block.steady_ms, parameters)  # not of tasks that lose their worker below
-        drawn = hold_draws(scope, lambda: emitted >= events_max)
-        for due in due_before(state, block.steady_ms, max(1, parameters.deadlines_per_block - drawn)):
-            if emitted >= events_max:
-                break
-            take_due(state, due)
-            if due.slot == NODE_SLOT:
-                registration.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
-                continue
-            if due.slot == SPONSOR_SLOT:
-                on_sponsor_due(state, due.subject[-ADDRESS_BYTES:], block, count)
-                continue
-            if due.slot == CARRIAGE_SLOT:
-                on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
-                continue
-            if due.slot == GROUP_SLOT:
-                on_group_due(scope(), due.subject)
-                continue
-            case = Case.load(scope(), due.subject)
-            if due.slot >= WINDOW_SLOTS:
-                on_custody_due(case, due.slot - WINDOW_SLOTS, due.time_ms)
-                case.save()
-                continue
-            # A deadline that was moved or met by what fired before it in this block no longer stands.
-            if due.slot == TASK_SLOT:
-                if case.record.deadline_ms == due.time_ms:
-                    on_task_due(case)
-            elif case.window(due.slot - 1).deadline_ms == due.time_ms:
-                on_window_due(case, due.slot - 1)
-            case.save()
-        is_full = emitted > CALL_EVENTS_MAX and events_max > CALL_EVENTS_MAX
-        step_trials(state, block, count, parameters)
-        for due in wakes_due(state, block.steady_ms, wakes):
-            if emitted >= EVENTS_PER_BLOCK_MAX:
-                break
-            take_due(state, due)
-            wake(scope(), due.subject[-ADDRESS_BYTES:])
-        if bids and is_full:
-            put_off(state, block.height)
-        elif bids:
-            hold_call(scope(), bids)
-
 
 def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[Rule[Any], ...]:
     """Return the market's kinds of transactions. ``question_of`` makes the questions of disputes."""
     market = _Market(parameters, question_of)
     own = (
         # A machine that changed looks at parked tasks, and eight may be assigned to it.
-        Rule(REGISTER_NODE, "register_node", 3_000_000, _decode_offer, lambda p: p.bond, market.register),
-        Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
-        Rule(RETIRE_NODE, "retire_node", 200_000, _decode_nothing, _free, market.retire),
-        Rule(SUSPEND_NODE, "suspend_node", 200_000, _decode_nothing, _free, market.suspend),
-        Rule(HEARTBEAT, "heartbeat", 130_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
-        Rule(SET_PAYOUT, "set_payout", 150_000, _decode_payout, _free, market.set_payout),
+        Rule(REGISTER_NODE, "register_node", 3_000_000, decode_offer, lambda p: p.bond, market.register),
+        Rule(UPDATE_NODE, "update_node", 3_000_000, decode_offer, lambda p: p.bond, market.update),
+        Rule(RETIRE_NODE, "retire_node", 200_000, decode_nothing, _free, market.retire),
+        Rule(SUSPEND_NODE, "suspend_node", 200_000, decode_nothing, _free, market.suspend),
+        Rule(HEARTBEAT, "heartbeat", 130_000, decode_nothing, _free, market.heartbeat, checks_first=True),
+        Rule(SET_PAYOUT, "set_payout", 150_000, decode_payout, _free, market.set_payout),
         # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
-        Rule(CREATE_TASK, "create_task", 14_000_000, _decode_create, market.budget, market.create),
-        Rule(CANCEL_TASK, "cancel_task", 550_000, _decode_task, _free, market.cancel),
-        Rule(ACCEPT_TASK, "accept_task", 280_000, _decode_amount, lambda p: p.amount, market.accept),
-        Rule(START_TASK, "start_task", 260_000, _decode_start, _free, market.start),
-        Rule(SUBMIT_WINDOW, "submit_window", 320_000, _decode_proof, _free, market.submit),
-        Rule(SEAL_VERDICT, "seal_verdict", 400_000, _decode_seal, _free, market.seal),
-        Rule(REVEAL_VERDICT, "reveal_verdict", 600_000, _decode_reveal, _free, market.reveal),
+        Rule(CREATE_TASK, "create_task", 14_000_000, decode_create, market.budget, market.create),
+        Rule(CANCEL_TASK, "cancel_task", 550_000, decode_task, _free, market.cancel),
+        Rule(ACCEPT_TASK, "accept_task", 280_000, decode_amount, lambda p: p.amount, market.accept),
+        Rule(START_TASK, "start_task", 260_000, decode_start, _free, market.start),
+        Rule(SUBMIT_WINDOW, "submit_window", 320_000, decode_proof, _free, market.submit),
+        Rule(SEAL_VERDICT, "seal_verdict", 400_000, decode_seal, _free, market.seal),
+        Rule(REVEAL_VERDICT, "reveal_verdict", 600_000, decode_reveal, _free, market.reveal),
         # Its payload is the largest: room in a block is paid for by weight alone.
-        Rule(OPEN_WINDOW, "open_window", 1_000_000, _decode_open, _free, market.open),
+        Rule(OPEN_WINDOW, "open_window", 1_000_000, decode_open, _free, market.open),
         # A deadline may void windows, and have verifiers drawn.
-        Rule(POKE, "poke", 3_500_000, _decode_task, _free, market.poke),
-        Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
-        Rule(RESUME_TASK, "resume_task", 2_000_000, _decode_task, _free, market.resume),
-        Rule(GIVE_UP_TASK, "give_up_task", 450_000, _decode_give_up, _free, market.give_up),
+        Rule(POKE, "poke", 3_500_000, decode_task, _free, market.poke),
+        Rule(TOP_UP_TASK, "top_up_task", 80_000, decode_amount, lambda p: p.amount, market.top_up),
+        Rule(RESUME_TASK, "resume_task", 2_000_000, decode_task, _free, market.resume),
+        Rule(GIVE_UP_TASK, "give_up_task", 450_000, decode_give_up, _free, market.give_up),
         # The draw of another machine is a part of what it does.
-        Rule(DECLINE_SEAT, "decline_seat", 300_000, _decode_seat, _free, market.decline),
+        Rule(DECLINE_SEAT, "decline_seat", 300_000, decode_seat, _free, market.decline),
         # What the chain does for it: a draw, and the verdicts' deadlines.
-        Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
+        Rule(DEMAND_RESULT, "demand_result", 300_000, decode_amount, lambda p: p.amount, market.demand),
     )
     case = market.case
     of_case = *claim_rules(case), *dispute_rules(case), *custody_rules(case), *serving_rules(case)
@@ -695,7 +436,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
 
 def hooks(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[BlockHook, ...]:
     """Return what the market does at the end of each block."""
-    return (_Market(parameters, question_of).fire,)
+    return (partial(end_block, parameters=parameters, question_of=question_of),)
 
 
 def endowments(parameters: TaskParameters) -> dict[bytes, int]:

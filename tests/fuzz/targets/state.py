@@ -287,7 +287,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
             "state.transition.staking:_decode_unstake", "tasks.ledger.carriage:_decode",
             "tasks.ledger.carriage:_decode_fund", "tasks.ledger.carriage:_decode_withdraw",
-            *(f"tasks.ledger.transitions:_decode_{name}" for name in (
+            *(f"tasks.ledger.payloads:decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
                 "open", "seat", "payout",
             )),

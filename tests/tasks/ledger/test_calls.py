@@ -14,7 +14,7 @@ from billing.escrow import Pool, Purpose, Vault, escrow_totals
 from billing.prices import work_price
 from state.primitives.errors import ConfigError
 from state.view.accounts import balance_of
-from tasks.ledger import queries, transitions
+from tasks.ledger import block_end, queries
 from tasks.ledger.calls import PRICES_KEPT, last_prices, was_put_off
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.matching import Checkers
@@ -195,7 +195,7 @@ def test_a_bid_that_a_machine_wakes_keeps_its_place_in_the_book() -> None:
 
 def test_a_block_with_many_deadlines_puts_its_call_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both in one block took the time of two; the next block has the call, whatever is due there."""
-    monkeypatch.setattr(transitions, "CALL_EVENTS_MAX", 0)
+    monkeypatch.setattr(block_end, "CALL_EVENTS_MAX", 0)
     world = World(parameters=replace(QUICK, call_ms=0, order_blocks=0))
     world.add_machine(99, roles=CHECK)
     for at in range(6):
