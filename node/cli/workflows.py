@@ -20,6 +20,8 @@ from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options, wallet_options
 from node.cli.tasks.adapters import tuned_of
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, say
+from node.cli.tasks.webhook_options import webhook_options
+from node.workflows.notices import Webhook
 from node.workflows.progress import MemberState, end_of, look, summary
 from node.workflows.records import WorkflowRecord, WorkflowStore
 from rpc.client import Client, ClientError, TaskEnded, TransactionRefused
@@ -97,7 +99,7 @@ def create_all(
             else:
                 click.echo(f"\nFollow it: {next_command('workflow', 'watch', name)}")
             return
-        _follow(client, record, session, as_json=as_json)
+        _follow(client, record, as_json=as_json)
 
 
 def _ask(all_of_it: Workflow, job: JobFile, *, yes: bool) -> None:
@@ -173,9 +175,10 @@ def _show(states: Sequence[MemberState], record: WorkflowRecord) -> None:
     show_rows(rows, columns, as_json=False, title=f"Workflow {record.name}")
 
 
-def _follow(client: Client, record: WorkflowRecord, session: Session, *, as_json: bool) -> None:
-    """Follow all tasks to their end. Raises TaskEnded unless all settle."""
+def _follow(client: Client, record: WorkflowRecord, *, as_json: bool, webhook: Webhook | None = None) -> None:
+    """Follow all tasks to their end; ``webhook`` tells of each. Raises TaskEnded unless all settle."""
     deadline, told, states = time.monotonic() + WATCH_TIMEOUT_S, "", list[MemberState]()
+    sent: set[str] = set()
     while not end_of(states):
         if time.monotonic() > deadline:
             raise TaskEnded(f"workflow {record.name} has not ended in time")
@@ -183,6 +186,10 @@ def _follow(client: Client, record: WorkflowRecord, session: Session, *, as_json
         if (line := summary(states)) != told:
             told = line
             say(f"  {line}", err=as_json)
+        for state in states:
+            if webhook is not None and state.has_ended and state.member.task not in sent:
+                webhook.task_ended(client, bytes.fromhex(state.member.task))
+                sent.add(state.member.task)
         if not end_of(states):
             time.sleep(POLL_S)
     if as_json:
@@ -252,8 +259,11 @@ def show_(session: Session, name: str, as_json: bool) -> None:
 @workflow.command()
 @reading_options
 @click.argument("name")
+@webhook_options
 @json_option
-def watch(session: Session, name: str, as_json: bool) -> None:
+def watch(
+    session: Session, name: str, webhook: Webhook | None, as_json: bool
+) -> None:  # fmt: skip
     """Follow a workflow until all its tasks have ended.
 
     The exit status is 0 if all settle. A failed task makes it 3, an expired one 5, a cancelled one 4.
@@ -268,7 +278,7 @@ def watch(session: Session, name: str, as_json: bool) -> None:
         again = f"`dekube task create -f {shlex.quote(record.file)}`"
         raise ConfigError(f"{name} is not posted wholly; {again} goes on with it")
     with session.client() as client:
-        _follow(client, record, session, as_json=as_json)
+        _follow(client, record, as_json=as_json, webhook=webhook)
 
 
 @workflow.command()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         ResultMismatch,
         TaskEnded,
         TransactionRefused,
+        WebhookInvalid,
+        WebhookUndelivered,
     )
     from rpc.client.sync import Client
     from rpc.client.tasks import CreatedTask, TaskResult, TaskUpdate
@@ -46,6 +48,8 @@ __all__ = [
     "TaskResult",
     "TaskUpdate",
     "TransactionRefused",
+    "WebhookInvalid",
+    "WebhookUndelivered",
 ]
 
 _ELSEWHERE = {

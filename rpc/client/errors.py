@@ -20,6 +20,8 @@ __all__ = [
     "ResultMismatch",
     "TaskEnded",
     "TransactionRefused",
+    "WebhookInvalid",
+    "WebhookUndelivered",
 ]
 
 
@@ -120,3 +122,15 @@ class ResultMismatch(DekubeError):
     """What was fetched is not what the proofs on chain say the job produced."""
 
     code = "result_mismatch"
+
+
+class WebhookInvalid(DekubeError):
+    """A message without the right signature, one that is too old, or a key that is none."""
+
+    code = "webhook_invalid"
+
+
+class WebhookUndelivered(DekubeError):
+    """A message that its receiver did not accept in all tries."""
+
+    code = "webhook_undelivered"

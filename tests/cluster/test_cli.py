@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from node.daemon.admin import TABLE
 from node.process.control import ControlRefused, ask_node
+from node.workflows.notices import open_secret_file
+from rpc.client.webhooks import read_webhook
 from tasks.engines.arrays import NumpyArrays
 from tasks.models.decoding import Decoder
 from tasks.models.opening import open_model
 from tasks.models.safetensors import read_safetensors
 from tests.cluster.network import Network, dekube, network, run_here, wait_for
+from tests.node.workflows.receiver import receiving
 from tests.rpc.validate import validate
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
@@ -155,14 +159,21 @@ def test_a_model_continues_prompts_and_its_completions_are_the_decoder_s(net: Ne
     assert (tmp_path / "tuned.jsonl").read_text() != file.read_text()
 
 
-def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network) -> None:
+def test_a_task_is_cancelled_by_its_requester_alone_and_the_rest_comes_back(net: Network, tmp_path: Path) -> None:
     task = ask(net, "task", "create", "--steps", 50_000, "--windows", 1_000)["task"]
     assert "config_error" in refused(net, "task", "cancel", task, member="validator-1")
     assert "transaction_refused" in refused(net, "task", "resume", task)
     ask(net, "task", "top-up", task, "0.25")
     ask(net, "task", "cancel", task)
-    done = dekube("task", "watch", task, "--home", net.root / "validator-0", "--json", "--timeout", 120)
+    with receiving(500, 200) as server:
+        webhook = ("--webhook", server.url, "--webhook-key", tmp_path / "webhook.key")
+        home = ("--home", net.root / "validator-0")
+        done = dekube("task", "watch", task, *home, "--json", "--timeout", 120, *webhook)
     assert done.returncode == 4
+    first, second = server.received  # the first try was answered with an error
+    assert first[0]["webhook-id"] == second[0]["webhook-id"] == f"{task}.cancelled"
+    told = read_webhook(open_secret_file(tmp_path / "webhook.key"), *second, now_s=time.time())
+    assert told["type"] == "task.cancelled" and told["data"]["task"] == task
     assert json.loads(done.stdout)["phase"] == "cancelled"
     bill = ask(net, "task", "bill", task)
     assert bill["exact"]

@@ -14,8 +14,10 @@ from node.cli.arguments import SECONDS, TASK
 from node.cli.commands import next_command
 from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, reading_options
+from node.cli.tasks.webhook_options import webhook_options
 from node.cli.terminal import printable
 from node.market.posting import follow, wait_input
+from node.workflows.notices import Webhook
 from rpc.client import Client, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
@@ -124,21 +126,29 @@ def show_sums(totals: EscrowTotals) -> None:
 @click.option(
     "--timeout", "timeout_s", type=SECONDS, default=WATCH_TIMEOUT_S, show_default=True, help="Seconds to wait."
 )
+@webhook_options
 @json_option
-def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> None:
+def watch(
+    session: Session, task_id: bytes, timeout_s: float, webhook: Webhook | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Follow a task until it ends; the exit status says how.
 
     Settled is 0, failed 3, cancelled 4, expired 5.
 
     With --json, progress goes to standard error and the outcome to standard output.
+    A webhook is sent for a task that has ended before, too (docs/jobs.md, "A message at the end").
 
     \b
-    Example:
+    Examples:
       dekube task watch 0xTASK --timeout 600
+      dekube task watch 0xTASK --webhook https://example.org/ended --webhook-key webhook.key
     """
     with session.client() as client:
         record_of(client, task_id)
         phase = watch_to_end(client, task_id, as_json, timeout_s)
+        if webhook is not None:
+            webhook.task_ended(client, task_id)
     if as_json:
         show({"task": hexed(task_id), "phase": phase})
     expect_settled(task_id, phase)
