@@ -137,7 +137,7 @@ def watch(
     Settled is 0, failed 3, cancelled 4, expired 5.
 
     With --json, progress goes to standard error and the outcome to standard output.
-    A webhook is sent for a task that has ended before, too (docs/jobs.md, "A message at the end").
+    A webhook is also sent for a task that has ended before (docs/jobs.md).
 
     \b
     Examples:
