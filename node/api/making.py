@@ -34,7 +34,7 @@ from tasks.requests.reading import request_of
 from tasks.spec import JobSpec, decode_spec
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
     from tasks.spec import FinetunePart
 
 __all__ = ["Maker", "MakerOptions", "ModelFile", "parse_model", "trained_tokens"]

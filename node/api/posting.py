@@ -25,7 +25,7 @@ from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
 
 __all__ = ["NotPosted", "Poster", "cost_of"]
 

@@ -18,7 +18,7 @@ from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
     from tasks.models.generating import Tuned
     from tasks.requests.reading import JobFile, Request, Step
 

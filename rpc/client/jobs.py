@@ -29,14 +29,10 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from tasks.models.generating import GeneratingJob, Tuned
-    from tasks.models.jobs import TuningJob
+    from rpc.client.making import MadeJob
+    from tasks.models.generating import Tuned
     from tasks.requests.reading import Request
     from tasks.spec import JobSpec
-
-    MadeJob: TypeAlias = TuningJob | GeneratingJob
 
 __all__ = [
     "JobApi", "JobQuote", "Price", "SignedJob", "at_price", "blobs_of", "fee_of", "judge_job", "make_job",
@@ -85,27 +81,18 @@ def make_job(
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
     a missing extra.
     """
+    from rpc.client.making import MAKERS, JobTerms  # with NumPy
     from state.primitives.errors import DecodeError
     from tasks.engines.errors import EngineMissing, UnsupportedJob
     from tasks.models.errors import ModelError, RowsInvalid
-    from tasks.models.generating import make_generating
-    from tasks.models.jobs import make_tuning
-    from tasks.models.opening import open_model
     from tasks.requests.errors import RequestInvalid
-    from tasks.requests.generating import GeneratingRequest
     from tasks.spec import decode_spec, encode_spec
 
     rows = _rows(request) if data is None else data
-    terms = {"seed": seed, "max_price_per_tera_unit": max_price_per_tera_unit, "match_ms": match_ms}
-    job: MadeJob
     try:
-        with open_model(Path(request.model)) as opened:
-            if isinstance(request, GeneratingRequest):
-                if request.adapter is not None and tuned is None:
-                    raise RequestInvalid("the result of its task is needed", file=request.file, field="adapter")
-                job = make_generating(opened, rows, request.settings, tuned=tuned, **terms)  # type: ignore[arg-type]
-            else:
-                job = make_tuning(opened, rows, request.settings, **terms)  # type: ignore[arg-type]
+        job = MAKERS[request.kind](
+            request, rows, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
+        )
         decode_spec(encode_spec(job.spec))
     except RowsInvalid as error:
         raise RequestInvalid(

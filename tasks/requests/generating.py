@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.generating import GeneratingSettings
 from tasks.programs.operators.decoding import ENDS_MAX
 from tasks.requests.fields import JobFields
 
-__all__ = ["GeneratingRequest", "generating_of"]
+__all__ = ["GeneratingRequest", "adapter_of", "generating_of"]
 
 _TASK: Final = re.compile("task:(0x)?(?P<task>[0-9a-f]{64})")
 _NONE: Final = "none"
@@ -28,6 +29,11 @@ class GeneratingRequest(NamedTuple):
     settings: GeneratingSettings
     adapter: bytes | None = None
 
+    @property
+    def kind(self) -> str:
+        """The kind of job that is asked for."""
+        return KIND_GENERATE
+
 
 def generating_of(fields: JobFields) -> GeneratingRequest:
     """Return what is asked for. Raises RequestInvalid."""
@@ -40,10 +46,10 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
     )
     model, data = fields.path("model"), fields.path("data")
-    return GeneratingRequest(fields.file, model, data, settings, _adapter(fields))
+    return GeneratingRequest(fields.file, model, data, settings, adapter_of(fields))
 
 
-def _adapter(fields: JobFields) -> bytes | None:
+def adapter_of(fields: JobFields) -> bytes | None:
     """Return the ID of the task that tuned the model, None without one. Raises RequestInvalid."""
     if (text := fields.text("adapter", _NONE)) == _NONE:
         return None

@@ -28,7 +28,7 @@ KINDS: Final[Mapping[str, Callable[[JobFields], Request]]] = {
     KIND_FINETUNE: tuning_of,
     KIND_GENERATE: generating_of,
 }
-"""What reads the fields of a kind."""
+"""What reads the fields of a kind. A request says its kind."""
 
 
 class Step(NamedTuple):
@@ -130,7 +130,7 @@ def read_request(fields: JobFields) -> Request:
 
 def kind_of(request: Request) -> str:
     """Return the kind of job that is asked for."""
-    return KIND_GENERATE if isinstance(request, GeneratingRequest) else KIND_FINETUNE
+    return request.kind
 
 
 def request_of(values: Mapping[str, Any]) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.models.jobs import TuningSettings
 from tasks.models.rows import LONG_ROWS
 from tasks.programs.operators.schedules import SCHEDULES
@@ -31,6 +32,11 @@ class TuningRequest(NamedTuple):
     model: str
     data: str
     settings: TuningSettings
+
+    @property
+    def kind(self) -> str:
+        """The kind of job that is asked for."""
+        return KIND_FINETUNE
 
 
 def tuning_of(fields: JobFields) -> TuningRequest:

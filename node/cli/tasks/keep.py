@@ -41,7 +41,7 @@ from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.spec import JobSpec, decode_spec
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
 
 __all__ = ["keep"]
 

@@ -60,7 +60,7 @@ from tasks.requests.terms import Terms
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from node.cli.output import counted
+from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.generate import KIND_GENERATE
 
 if TYPE_CHECKING:
-    from rpc.client.jobs import MadeJob
+    from rpc.client.making import MadeJob
     from tasks.models.generating import GeneratingJob
     from tasks.models.jobs import TuningJob
 
 __all__ = ["told_generating", "told_job", "told_tuning"]
-
-
-def told_job(job: MadeJob) -> Mapping[str, str]:
-    """Return what a person sees of a job before it is posted."""
-    from tasks.models.generating import GeneratingJob
-
-    return told_generating(job) if isinstance(job, GeneratingJob) else told_tuning(job)
 
 
 def told_tuning(job: TuningJob) -> Mapping[str, str]:
@@ -46,3 +41,15 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
         "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model)} bytes of the model",
     }
+
+
+TOLD: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
+    KIND_FINETUNE: told_tuning,
+    KIND_GENERATE: told_generating,
+}
+"""What is told of a job of each kind."""
+
+
+def told_job(job: MadeJob) -> Mapping[str, str]:
+    """Return what a person sees of a job before it is posted."""
+    return TOLD[job.spec.kind](job)

@@ -1,0 +1,60 @@
+"""Makes the job of a request: one function for each kind (docs/decisions/0101-requests.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.generate import KIND_GENERATE
+from tasks.models.generating import GeneratingJob, Tuned, make_generating
+from tasks.models.jobs import TuningJob, make_tuning
+from tasks.models.opening import open_model
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.generating import GeneratingRequest
+from tasks.requests.tuning import TuningRequest
+
+__all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned"]
+
+MadeJob: TypeAlias = TuningJob | GeneratingJob
+
+
+class JobTerms(NamedTuple):
+    """The seed of a job, its highest price per 10^12 work units, and how long a machine is looked for."""
+
+    seed: bytes
+    max_price: int
+    match_ms: int
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The terms as arguments."""
+        return {"seed": self.seed, "max_price_per_tera_unit": self.max_price, "match_ms": self.match_ms}
+
+
+Maker: TypeAlias = Callable[[Any, bytes, Tuned | None, JobTerms], MadeJob]
+
+
+def check_tuned(file: str, adapter: bytes | None, tuned: Tuned | None) -> None:
+    """Check that the result of the task that a request names is there. Raises RequestInvalid."""
+    if adapter is not None and tuned is None:
+        raise RequestInvalid("the result of its task is needed", file=file, field="adapter")
+
+
+def _tuning(request: TuningRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TuningJob:
+    with open_model(Path(request.model)) as opened:
+        return make_tuning(opened, rows, request.settings, **terms.named)
+
+
+def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> GeneratingJob:
+    with open_model(Path(request.model)) as opened:
+        check_tuned(request.file, request.adapter, tuned)
+        return make_generating(opened, rows, request.settings, tuned=tuned, **terms.named)
+
+
+MAKERS: Final[Mapping[str, Maker]] = {
+    KIND_FINETUNE: _tuning,
+    KIND_GENERATE: _generating,
+}
+"""What makes the job of a kind, of a request, its rows, the adapters that it names, and its terms."""
