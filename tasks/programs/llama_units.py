@@ -31,14 +31,23 @@ class LayersTally:
         self.scores = self.query_rows * seen
         self.sizes = {name: projection(model, name) for name in PROJECTIONS}
 
+    def weight(self, found: Tally, outputs: int, inputs: int) -> None:
+        """Count a weight's integers and exponents; here those of a frozen one."""
+        found.weight(outputs, inputs)
+
+    def embedded(self, found: Tally) -> None:
+        """Count the rows of tokens."""
+        model, rows = self.model, self.rows
+        self.weight(found, model.vocabulary, model.width)
+        found.each(rows * model.width, "gather", "scale_rows")
+        found.each(rows, "gather")
+
     def start(self, found: Tally) -> None:
         """Count the tables of positions, and the rows of tokens."""
         model, rows = self.model, self.rows
         found.each(rows, "positions")
         found.each(rows * (model.head_width // 2), "rotary", "rotary")
-        found.weight(model.vocabulary, model.width)
-        found.each(rows * model.width, "gather", "scale_rows")
-        found.each(rows, "gather")
+        self.embedded(found)
 
     def logits(self, found: Tally, rows: int) -> None:
         """Count the last norm and the logits of so many rows."""
@@ -46,7 +55,7 @@ class LayersTally:
         found.normed(rows, model.width)
         found.quantised(rows, rows * model.width)
         if not model.tied:
-            found.weight(model.vocabulary, model.width)
+            self.weight(found, model.vocabulary, model.width)
         found.product(rows, model.width, model.vocabulary)
 
     def forward(self) -> Tally:
@@ -98,7 +107,7 @@ class LayersTally:
         found.quantised(rows, rows * inputs)
         for name in names:
             outputs = self.sizes[name][0]
-            found.weight(outputs, inputs)
+            self.weight(found, outputs, inputs)
             found.product(rows, inputs, outputs)
             if name in self.targets:
                 found.each(0, "load", "load")

@@ -18,7 +18,8 @@ from tests.tasks.programs.test_finetune_units import JOB, RATE_CHANGES, RATES, S
 from tests.tasks.programs.tunings import pattern_of
 
 
-def _check_equal(lazy: Program, whole: Program) -> None:
+def check_equal(lazy: Program, whole: Program) -> None:
+    """Check that two programs have the same calls, types, places and sums."""
     assert tuple(lazy.sources) == tuple(whole.sources)
     assert tuple(lazy.calls) == tuple(whole.calls)
     assert tuple(lazy.types) == tuple(whole.types)
@@ -39,7 +40,7 @@ def test_every_call_type_and_place_is_that_of_the_whole_program(
 ) -> None:
     """From 11 layers on, layer 10 comes before layer 2 in the order of names."""
     deep = replace(shape, model=replace(shape.model, layers=layers))
-    _check_equal(
+    check_equal(
         layered_program(pattern_of(shape, rates), layers), finetune_program(deep, rates, checks_bounds=False)
     )
 
@@ -56,19 +57,19 @@ def lazy_of(shape: GenerateShape, layers: int) -> LayeredProgram:
 @given(decodings(), st.integers(LAYERS + 1, 13))
 def test_decoding_by_need_is_that_of_the_whole_program(shape: GenerateShape, layers: int) -> None:
     """The state has a cache for each layer in the order of names, and one tensor for all of them."""
-    _check_equal(lazy_of(shape, layers), generate_program(layers_of(shape, layers), checks_bounds=False))
+    check_equal(lazy_of(shape, layers), generate_program(layers_of(shape, layers), checks_bounds=False))
 
 
 def test_decoding_with_thirty_layers_has_the_same_hash() -> None:
     shape = GenerateShape(SMOL, 4, 8, 32, 33, (2,))
     lazy, whole = lazy_of(shape, SMOL.layers), generate_program(shape, checks_bounds=False)
-    _check_equal(lazy, whole)
+    check_equal(lazy, whole)
     assert lazy.hash == whole.hash
 
 
 def test_a_model_of_thirty_layers_has_the_same_hash() -> None:
     lazy, whole = layered_program(pattern_of(JOB, RATES), 30), finetune_program(JOB, RATES, checks_bounds=False)
-    _check_equal(lazy, whole)
+    check_equal(lazy, whole)
     assert lazy.hash == whole.hash
 
 

@@ -1,0 +1,142 @@
+"""What a run that trains a decoder follows from, checked against the limits of a job (R88). No NumPy here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Final
+
+from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.plan import PARAMETERS_MAX
+from tasks.engines.tuning_plan import COSTS_HELD_MAX, PROGRAMS_HELD_MAX
+from tasks.programs.adamw import STATE_GROUPS
+from tasks.programs.decoder import (
+    DecoderShape,
+    check_decoder_rates,
+    decoder_program,
+    layer_parameters,
+    marked_program,
+    other_parameters,
+    row_tensors,
+    state_tensors,
+)
+from tasks.programs.decoder_units import check_decoder, decoder_cost
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneRates
+from tasks.programs.layered import LAYERS, Pattern, layered_program
+from tasks.programs.program import Program
+from tasks.programs.tally import Cost
+from tasks.programs.tensors import TensorType
+
+__all__ = ["DecoderPlan"]
+
+CHECKS_HELD_MAX: Final = 256
+"""Shapes that are known to be exact."""
+_TENSOR_BYTES: Final = 96
+"""Room for a name and a length."""
+
+
+@lru_cache(maxsize=COSTS_HELD_MAX)
+def _cost(shape: DecoderShape, rates: FinetuneRates) -> Cost:
+    return decoder_cost(shape, rates)
+
+
+@lru_cache(maxsize=CHECKS_HELD_MAX)
+def _check(shape: DecoderShape, rates: FinetuneRates) -> None:
+    check_decoder(shape, rates)
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _pattern(shape: DecoderShape, rates: FinetuneRates) -> Pattern:
+    return Pattern(marked_program(shape, rates))
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _program(shape: DecoderShape, rates: FinetuneRates) -> Program:
+    if shape.model.layers <= LAYERS:
+        return decoder_program(shape, rates, checks_bounds=False)
+    like = replace(shape, model=replace(shape.model, layers=LAYERS))
+    return layered_program(_pattern(like, rates), shape.model.layers)
+
+
+@dataclass(frozen=True)
+class DecoderPlan:
+    """What a run follows from: shape, rates, and the seed of the first weights and of the rows' order.
+
+    Raises UnsupportedJob beyond the limits of a job.
+    """
+
+    shape: DecoderShape
+    rates: FinetuneRates
+    seed: bytes
+
+    def __post_init__(self) -> None:
+        try:
+            check_decoder_rates(self.shape.model, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+        if self.parameters > PARAMETERS_MAX:
+            raise UnsupportedJob(f"{self.parameters} parameters, at most {PARAMETERS_MAX}")
+        rows = row_tensors(self.shape).values()
+        if (size := sum(kind.size_bytes for kind in rows)) > DATASET_BYTES_MAX:
+            raise UnsupportedJob(f"rows of {size} bytes, at most {DATASET_BYTES_MAX}")
+        if (leaves := sum(kind.leaves for kind in rows)) > DATASET_LEAVES_MAX:
+            raise UnsupportedJob(f"rows of {leaves} leaves, at most {DATASET_LEAVES_MAX}")
+
+    def check(self) -> None:
+        """Raises UnsupportedJob where a number of the program could leave the exact range."""
+        try:
+            _check(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+
+    @property
+    def program(self) -> Program:
+        """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
+        try:
+            return _program(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+
+    @property
+    def step_units(self) -> int:
+        """Work units of one step: those of its program."""
+        return _cost(self.shape, self.rates).units
+
+    @property
+    def step_calls(self) -> int:
+        """Calls of the program."""
+        return _cost(self.shape, self.rates).calls
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of trained numbers."""
+        model = self.shape.model
+        layer = sum(kind.values for kind in layer_parameters(model).values())
+        return model.layers * layer + sum(kind.values for kind in other_parameters(model).values())
+
+    @cached_property
+    def state_limit_bytes(self) -> int:
+        """Upper bound of an encoded state: three binary32 a parameter, and room for names and lengths."""
+        model = self.shape.model
+        count = model.layers * len(layer_parameters(model)) + len(other_parameters(model))
+        return 64 + 3 * (4 * self.parameters + _TENSOR_BYTES * count)
+
+    def tensors(self) -> dict[str, TensorType]:
+        """Names and types of the tensors of a state, in canonical (sorted) order."""
+        return state_tensors(self.shape.model)
+
+    def alike(self) -> Iterator[tuple[int, str, TensorType]]:
+        """See StatePlan: layers whose numbers have as many digits."""
+        model = self.shape.model
+        for group in STATE_GROUPS:
+            for name, kind in other_parameters(model).items():
+                yield 1, f"{group}/{name}", kind
+            first = 0
+            while first < model.layers:
+                after = min(model.layers, max(10, 10 * first))
+                for name, kind in layer_parameters(model).items():
+                    yield after - first, f"{group}/layer/{first}/{name}", kind
+                first = after

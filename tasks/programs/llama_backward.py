@@ -1,0 +1,145 @@
+"""The way back through the layers of a decoder whose weights are all trained (market.md R88).
+
+Weights are binary32 tensors of the state. A step quantises each of them once. The way back contracts the integers
+of the way forward along their other axis: the exponents of a weight's rows go into the columns of the gradient
+before that is quantised. The gradient of a weight is the product of the columns of gradient and input.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tasks.programs.builder import Builder, Quantised
+from tasks.programs.llama_layers import TUNED_BITS, TUNED_PAIR_BITS, Attended, Gated, Layer, Layers, Normed
+from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.program import SourceKind
+
+__all__ = ["GRADIENT_LIMIT", "TrainedLayers"]
+
+GRADIENT_LIMIT: Final = 60
+_GRADIENT_BOUND: Final = 100
+
+
+class TrainedLayers(Layers):
+    """Builds the calls of a way forward and back; ``gradients`` has those of all weights that it passed."""
+
+    bits = TUNED_BITS
+    """Width of activations and gradients, where these meet weights or each other's columns."""
+    pair_bits = TUNED_PAIR_BITS
+    """Width of weights, of heads, and of the inputs of a weight's gradient."""
+
+    def __init__(self, shape: LlamaShape, build: Builder, *, batch: int, length: int) -> None:
+        super().__init__(
+            shape, build, batch=batch, length=length, first=build.call("number", attributes=(0,)),
+            kind=SourceKind.STATE,
+        )  # fmt: skip
+        self.gradients: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+
+    # What is trained
+
+    def state(self, name: str) -> int:
+        """Return a tensor of the state before the step."""
+        return self.build.call("load", self.source(name))
+
+    def vector(self, name: str) -> int:
+        """See Layers."""
+        return self.state(f"parameter/{name}")
+
+    def weight(self, name: str) -> Quantised:
+        """See Layers."""
+        return self.build.quantised(self.state(f"parameter/{name}"), self.pair_bits)
+
+    def embedded(self, tokens: int) -> int:
+        """See Layers."""
+        build = self.build
+        return build.call("load", build.call("gather", self.source("parameter/embedding"), tokens))
+
+    def linear(self, values: int, name: str) -> int:
+        """See Layers. The input is kept for the weight's gradient."""
+        self._taken[name] = values
+        return super().linear(values, name)
+
+    # The way back
+
+    def transposed(self, values: int) -> int:
+        """Return rows as columns."""
+        return self.build.call("transpose", values)
+
+    def kept(self, values: int) -> int:
+        """Return values rounded to binary32."""
+        return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
+
+    def columns_product(self, gradient: int, values: int) -> int:
+        """Return the products of each column of a gradient with each column of what a weight was applied to."""
+        return self.build.contract(
+            self.transposed(gradient), self.transposed(values), self.bits, self.pair_bits
+        )  # fmt: skip
+
+    def back(self, name: str, gradient: int) -> int:
+        """Note the gradient of a weight; return that of its input."""
+        self.gradients[name] = self.columns_product(gradient, self._taken[name])
+        return self.folded(gradient, self.weight(name), 1, self.bits)
+
+    def through_norm(self, norm: Normed, name: str, gradient: int) -> int:
+        """Note the gradient of a norm's weights; return that of the rows before the norm."""
+        build = self.build
+        # Far below this as it is; beyond it the store of the gradient finds that the training has diverged.
+        bounded = build.call("bound", gradient, attributes=(_GRADIENT_BOUND,))
+        columns = self.transposed(build.call("multiply", bounded, norm.rows))
+        self.gradients[name] = self.transposed(build.row_sum(columns))
+        inner = build.call("multiply", bounded, norm.weight)
+        dots = build.row_sum(build.call("multiply", inner, norm.rows))
+        mean = build.call("multiply", dots, build.constant(1.0 / self.shape.width))
+        rest = build.call("subtract", inner, build.call("multiply", norm.rows, mean))
+        return build.call("divide", rest, norm.root)
+
+    def through_layer(self, layer: Layer, number: int, gradient: int) -> int:
+        """Return the gradient of the stream before a layer."""
+        at = f"layer/{number}"
+        found = self._through_gates(layer.gated, at, self.back(f"{at}/down", gradient))
+        found = self.through_norm(layer.hidden_norm, f"{at}/hidden_norm", found)
+        gradient = self.rounded(gradient, found)
+        found = self._through_heads(layer.attended, at, self.back(f"{at}/output", gradient))
+        found = self.through_norm(layer.attention_norm, f"{at}/attention_norm", found)
+        return self.rounded(gradient, found)
+
+    def _through_gates(self, gated: Gated, at: str, gradient: int) -> int:
+        build = self.build
+        up = self.back(f"{at}/up", build.call("multiply", gradient, gated.active))
+        bend = build.call("multiply", gated.bounded, build.call("subtract", self.one, gated.sigmoid))
+        slope = build.call("multiply", gated.sigmoid, build.call("add", bend, self.one))
+        change = build.call("multiply", build.call("multiply", gradient, gated.up), slope)
+        return build.call("add", up, self.back(f"{at}/gate", change))
+
+    def _through_heads(self, heads: Attended, at: str, gradient: int) -> int:
+        """Return the gradient of the rows that queries, keys and values were projected from."""
+        build, shape, bits = self.build, self.shape, self.pair_bits
+        read = build.quantised(self.split(gradient, shape.heads), bits)
+        shares = build.call("transpose_groups", heads.shares, attributes=(self.groups,))
+        found = self._joined(self.folded(shares, read, self.groups, bits), shape.key_heads)
+        found = self.back(f"{at}/value", found)
+        # Of the softmax: shares times what is left of each gradient without their mean.
+        changes = build.call(
+            "contract_groups", read.integers, heads.values.integers, read.exponents, heads.values.exponents,
+            attributes=(bits, self.groups),
+        )  # fmt: skip
+        changes = build.call("bound", changes, attributes=(_GRADIENT_BOUND,))
+        dots = build.row_sum(build.call("multiply", changes, heads.shares))
+        mean = build.call("bound", dots, attributes=(_GRADIENT_BOUND,))
+        scores = build.call("multiply", heads.shares, build.call("subtract", changes, mean))
+        queries = self.folded(scores, heads.keys, self.groups, bits)
+        found = build.call("add", found, self._turned_back(f"{at}/query", queries, shape.heads))
+        turned = build.call("transpose_groups", scores, attributes=(self.groups,))
+        keys = self.folded(turned, heads.queries, self.groups, bits)
+        return build.call("add", found, self._turned_back(f"{at}/key", keys, shape.key_heads))
+
+    def _joined(self, values: int, heads: int) -> int:
+        return self.build.call("join_heads", values, attributes=(self.batch, heads))
+
+    def _turned_back(self, name: str, values: int, heads: int) -> int:
+        """Return the gradient of what queries or keys were projected from, given that of scaled scores' rows."""
+        build = self.build
+        inverse = build.call("subtract", self.zero, self.sines)
+        turned = build.call("rotate", self._joined(values, heads), self.cosines, inverse)
+        return self.back(name, build.call("multiply", turned, build.constant(self.shape.head_width**-0.5)))

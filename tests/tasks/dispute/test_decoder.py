@@ -1,0 +1,71 @@
+"""Disputes about a step of training a decoder: a liar at a random value of any call loses."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from itertools import count
+from random import Random
+
+import pytest
+
+from tasks.dispute.game import Ending, Side
+from tasks.dispute.running import SegmentRun
+from tasks.programs.adamw import Rates
+from tasks.programs.decoder import decoder_program
+from tasks.programs.finetune import FinetuneRates
+from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.operators.scalars import NANO
+from tests.tasks.dispute.liars import Job, lie, play_out
+from tests.tasks.programs.engines import engine
+from tests.tasks.programs.trainings import SEED, training
+
+GAMES = int(os.environ.get("DISPUTE_GAMES", "6"))
+ARRAYS = engine("numpy")
+MODEL = LlamaShape(
+    vocabulary=40, width=8, layers=1, heads=2, key_heads=1, head_width=4, hidden=12, context=16,
+    rotary_base=10_000, epsilon_nano=10_000,
+)  # fmt: skip
+RATES = FinetuneRates(Rates(20_000_000, weight_decay_nano=10_000_000), "cosine", 1, 9, NANO)
+MADE = training(MODEL, RATES, batch=2, rows=4, length=6, spread=1.0)
+PROGRAM = decoder_program(MADE.job, MADE.rates)
+JOB = Job(PROGRAM, SEED, MADE.state, MADE.data, 0, 2)
+
+
+@cache
+def _honest() -> SegmentRun:
+    return JOB.run(ARRAYS)
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
+def test_a_liar_at_a_random_value_loses(served: bool) -> None:
+    honest = _honest()
+    played_out = 0
+    for seed in count():
+        random = Random(seed)
+        tensor = random.randrange(len(PROGRAM.sources), len(PROGRAM.types))
+        liar = lie(JOB, honest, ARRAYS, random.randrange(JOB.steps), tensor, random)
+        if liar.question.end == honest.end_record:
+            continue  # rounding took what was changed
+        played = play_out(liar.question, liar.witness, honest.witness(), served=served, clever=random)
+        assert played.game.ending is Ending.ELEMENT_WRONG, (seed, played.game.ending)
+        played_out += 1
+        if played_out == GAMES:
+            break
+
+
+@pytest.mark.parametrize("operator", sorted({call.operator for call in PROGRAM.calls}))
+def test_a_lie_in_any_operator_is_found(operator: str) -> None:
+    """One game on each operator of the program whose result reaches what is committed to."""
+    honest = _honest()
+    calls = [
+        number for number, call in enumerate(PROGRAM.calls, len(PROGRAM.sources)) if call.operator == operator
+    ]
+    for seed in range(40):
+        random = Random(seed)
+        liar = lie(JOB, honest, ARRAYS, 0, random.choice(calls), random, coarse=200.0)
+        if liar.question.end != honest.end_record:
+            played = play_out(liar.question, liar.witness, honest.witness(), served=True)
+            assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
+            return
+    pytest.fail("no lie about it changed what is committed to")
