@@ -234,7 +234,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -279,7 +279,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -324,6 +324,11 @@ interface IDekubeTasks {
     /// @param number Number of the window, from 0.
     /// @param custodian The machine.
     event CustodyTaken(bytes32 indexed task, uint256 number, address indexed custodian);
+
+    /// @notice None of the drawn machines keeps an output: its window will be void.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    event CustodyUnkept(bytes32 indexed task, uint256 number);
 
     /// @notice A side of a dispute made a move.
     /// @param task Id of the task.
@@ -377,7 +382,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
     /// @notice A task was created as a seat of a group.
@@ -419,7 +424,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -441,7 +446,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -504,6 +504,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "A machine was drawn to keep the output of a window.",
         {"custodian": "The machine.", "bond": "What it locks as it signs."},
     ),
+    ("tasks", "CustodyUnkept"): Text("None of the drawn machines keeps an output: its window will be void.", {}),
     ("tasks", "CustodyTaken"): Text("A machine keeps the output of a window.", {"custodian": "The machine."}),
     ("tasks", "CustodyDemanded"): Text(
         "The requester demands an output of the machine that keeps it.",

@@ -21,6 +21,7 @@ from tasks.ledger.custody_records import (
     DRAWN_MAX,
     INPUT_WINDOW,
     RECEIVERS_MAX,
+    TRIED_MAX,
     CustodyPhase,
     CustodyRecord,
     Demand,
@@ -76,6 +77,7 @@ __all__ = [
     "take",
     "terms_of",
     "void_costs",
+    "waits_unkept",
 ]
 
 CUSTODIAN_DRAWN: Final = EventType(
@@ -84,6 +86,7 @@ CUSTODIAN_DRAWN: Final = EventType(
 CUSTODY_TAKEN: Final = EventType(
     LEDGER_ADDRESS, "CustodyTaken(bytes32 indexed task, uint256 number, address indexed custodian)"
 )
+CUSTODY_UNKEPT: Final = EventType(LEDGER_ADDRESS, "CustodyUnkept(bytes32 indexed task, uint256 number)")
 CUSTODY_DEMANDED: Final = EventType(
     LEDGER_ADDRESS,
     "CustodyDemanded(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind, "
@@ -97,7 +100,7 @@ CUSTODY_LOST: Final = EventType(
 )
 CUSTODY_ENDED: Final = EventType(LEDGER_ADDRESS, "CustodyEnded(bytes32 indexed task, uint256 number)")
 CUSTODY_EVENTS: Final = (
-    CUSTODIAN_DRAWN, CUSTODY_TAKEN, CUSTODY_DEMANDED, CUSTODY_SERVED, CUSTODY_LOST, CUSTODY_ENDED,
+    CUSTODIAN_DRAWN, CUSTODY_TAKEN, CUSTODY_UNKEPT, CUSTODY_DEMANDED, CUSTODY_SERVED, CUSTODY_LOST, CUSTODY_ENDED,
 )  # fmt: skip
 
 ANSWER_GAS: Final = 1_200_000
@@ -106,6 +109,9 @@ GAS_MARGIN: Final = 4
 """A demand pays for the answer's gas at so many times the base fee of its block."""
 GIB: Final = 1 << 30
 HOUR_MS: Final = 3_600_000
+UNKEPT_MS_MAX: Final = 2 * DAY_MS
+"""The longest that an output without a custodian waits for what is open after its window: suspended games too."""
+_NOT_KEPT: Final = (CustodyPhase.DRAWING, CustodyPhase.SIGNING, CustodyPhase.UNKEPT)
 _LEAVABLE: Final = frozenset({Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING})
 
 
@@ -234,7 +240,7 @@ def is_held_up(case: Case, window: WindowRecord) -> bool:
     if not window.proof.custody:
         return False
     record = find_custody(case.state, window.task, window.number)
-    return record is not None and record.phase in (CustodyPhase.DRAWING, CustodyPhase.SIGNING)
+    return record is not None and record.phase in _NOT_KEPT
 
 
 def drop_custody(case: Case, window: WindowRecord, *, blamed: bytes, is_silent: bool) -> None:
@@ -319,27 +325,64 @@ def on_custody_draw(case: Case, number: int) -> None:
 
 
 def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
-    """Draw for what is missing. With nobody left to draw a worker keeps its output; None for an input."""
+    """Draw for what is missing. With nobody left to draw a worker keeps its output; None for an input.
+
+    But if ``DRAWN_MAX`` could have signed for an output, and none has, its window will not count (R90).
+    """
     scope, parameters = case.scope, case.parameters
-    wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
+    room = (DRAWN_MAX if record.holders or record.is_input else TRIED_MAX) - record.drawn
+    wanted = min(parameters.custody_copies - len(record.holders), room)
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
-    nodes: list[NodeRecord] = []
-    if wanted > 0 and is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
-        record = record._replace(drawn=DRAWN_MAX)  # as if so many had not signed
-    elif wanted > 0:
-        nodes = _drawn_nodes(case, record, seed, record.used, wanted, record.height)
-    if not nodes:
-        return None if record.is_input else _kept(case, _with_author(case, record))
-    for node in nodes:
-        scope.emit(CUSTODIAN_DRAWN(record.task, record.window, node.address, record.bond))
+    nodes = _drawn_nodes(case, record, seed, record.used, room, record.height) if wanted > 0 else []
+    if nodes and is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
+        wanted, parted = len(nodes), True  # as if so many had not signed
+    else:
+        parted = False
     # Without the bond a machine leaves its place without blame; the worker answers then, as for any that did not
     # sign.
-    pending = tuple(node.address for node in nodes if balance_of(case.state, node.address) >= record.bond)
+    pending: list[bytes] = []
+    seen = 0
+    for node in nodes:
+        if len(pending) == wanted:
+            break
+        seen += 1
+        if balance_of(case.state, node.address) >= record.bond:
+            pending.append(node.address)
     record = record._replace(
-        phase=CustodyPhase.SIGNING, step_ms=case.now + hand_over_ms(record.blob.size, parameters),
-        drawn=record.drawn + len(nodes), pending=pending, used=(*record.used, *_parties(nodes)),
+        drawn=record.drawn + seen, tried=record.tried + len(pending), used=(*record.used, *_parties(nodes[:seen]))
     )  # fmt: skip
-    return record if pending else _awaiting(case, record)
+    if not pending or parted:
+        if record.is_input:
+            return None
+        is_refused = not record.holders and record.tried >= DRAWN_MAX
+        return _unkept(case, record) if is_refused else _kept(case, _with_author(case, record))
+    for address in pending:
+        scope.emit(CUSTODIAN_DRAWN(record.task, record.window, address, record.bond))
+    return record._replace(
+        phase=CustodyPhase.SIGNING, step_ms=case.now + hand_over_ms(record.blob.size, parameters),
+        pending=tuple(pending),
+    )  # fmt: skip
+
+
+def _unkept(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Note that none of the machines that were drawn has signed for an output, and look at its window soon."""
+    case.scope.emit(CUSTODY_UNKEPT(record.task, record.window))
+    return record._replace(
+        phase=CustodyPhase.UNKEPT, step_ms=case.now + 1, until_ms=case.now + UNKEPT_MS_MAX
+    )  # fmt: skip
+
+
+def waits_unkept(case: Case, record: CustodyRecord) -> bool:
+    """Tell whether the window of an output without a custodian stays for now (R90).
+
+    It is void after all checks and games about what is open from it on. Else a liar would hand over nothing, and
+    its forged window would be void with that before somebody proves the lie.
+    """
+    if case.now >= record.until_ms:
+        return False
+    if record.window != case.record.final_windows:
+        return True
+    return not all(window.ripe for window in case.open_windows())
 
 
 def _with_author(case: Case, record: CustodyRecord) -> CustodyRecord:

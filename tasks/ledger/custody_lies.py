@@ -15,7 +15,7 @@ from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
 from tasks.errors import CustodyOff, CustodyRefused
 from tasks.ledger import reputation
-from tasks.ledger.custody import part_with, settle, step_custody, void_costs
+from tasks.ledger.custody import part_with, settle, step_custody, void_costs, waits_unkept
 from tasks.ledger.custody_records import (
     CustodyPhase,
     CustodyRecord,
@@ -25,7 +25,7 @@ from tasks.ledger.custody_records import (
     save_custody,
 )
 from tasks.ledger.disputes import Challenger, DisputeEnding, DisputePhase, DisputeRecord
-from tasks.ledger.endings import reject
+from tasks.ledger.endings import reject, void_unkept
 from tasks.ledger.lifecycle import ENDED, Reason, WindowEvent
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import WindowRecord
@@ -86,8 +86,20 @@ def on_custody_due(case: Case, number: int, due_ms: int) -> None:
     record = record._replace(deadline_ms=0)
     if record.prover:
         _prove_lie(case, record)
+    elif record.phase is CustodyPhase.UNKEPT:
+        _step_unkept(case, record)
     else:
         step_custody(case, record)
+
+
+def _step_unkept(case: Case, record: CustodyRecord) -> None:
+    """Void the window of an output that no custodian has, or look at it again later (R90)."""
+    if waits_unkept(case, record):
+        step_ms = min(record.until_ms, case.now + case.parameters.draw_retry_ms)
+        save_custody(case.state, record._replace(step_ms=step_ms), case.now)
+        return
+    save_custody(case.state, record, case.now)
+    void_unkept(case, case.window(record.window))
 
 
 def _prove_lie(case: Case, record: CustodyRecord) -> None:

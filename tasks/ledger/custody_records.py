@@ -27,6 +27,7 @@ __all__ = [
     "INPUT_WINDOW",
     "RECEIVERS_MAX",
     "TERMS_LIMIT_BYTES",
+    "TRIED_MAX",
     "CustodyPhase",
     "CustodyRecord",
     "Demand",
@@ -48,7 +49,10 @@ __all__ = [
 ]
 
 DRAWN_MAX: Final = 4
-"""Custodians drawn for a window; after them its worker keeps the blob itself."""
+"""Custodians drawn for a blob of which at least one has signed; after them its worker keeps it beside these."""
+TRIED_MAX: Final = 8
+"""Custodians drawn for an output of which none has signed; after them its window does not count (R90), unless most
+of them could not."""
 RECEIVERS_MAX: Final = 3
 """Receivers drawn for one demand."""
 HOLDERS_MAX: Final = DRAWN_MAX + 1
@@ -74,6 +78,8 @@ class CustodyPhase(IntEnum):
     """As many have signed as the chain asks for, or the worker keeps it itself."""
     VOID = 4
     """The window does not count: what is locked returns at the end of a block."""
+    UNKEPT = 5
+    """None of those that were drawn has signed: the window is void once what is open after it is settled."""
 
 
 class DemandKind(IntEnum):
@@ -147,7 +153,8 @@ class CustodyRecord(NamedTuple):
     ``reserve`` is what the requester has locked for it, ``bond`` what a custodian locks. ``drawn`` counts
     custodians, ``pending`` are those that have not signed; ``used`` are all drawn and the accounts behind them.
     ``step_ms`` is when the time to sign is due, ``until_ms`` when custody ends, ``deadline_ms`` its
-    place in the queue. ``prover`` is who has shown a lie of the worker, which the end of the block settles.
+    place in the queue. Of an unkept output they are when its window is looked at, and the last time for that.
+    ``prover`` is who has shown a lie of the worker, which the end of the block settles.
     """
 
     task: bytes
@@ -167,6 +174,8 @@ class CustodyRecord(NamedTuple):
     used: tuple[bytes, ...]
     demand: Demand | None
     prover: bytes
+    tried: int = 0
+    """How many of those drawn had the bond, so that they could have signed."""
 
     @property
     def is_kept_alone(self) -> bool:
@@ -272,13 +281,13 @@ def load_custody(state: Reader, task: bytes, window: int) -> CustodyRecord:
 def _custody(task: bytes, window: int, value: Any) -> CustodyRecord:
     (
         author, phase, blob, reserve, bond, height, step_ms, until_ms, deadline_ms, drawn, pending, holders, used,
-        demand, prover,
-    ) = items_of(value, bytes, int, list, *[int] * 7, list, list, list, list, bytes)  # fmt: skip
+        demand, prover, tried,
+    ) = items_of(value, bytes, int, list, *[int] * 7, list, list, list, list, bytes, int)  # fmt: skip
     return CustodyRecord(
         task, window, author, CustodyPhase(phase), _blob(blob), reserve,
         bond, height, step_ms, until_ms, deadline_ms, drawn, _addresses(pending),
         tuple(Holder(*items_of(holder, bytes, int, int, int, int)) for holder in holders), _addresses(used),
-        _demand(demand) if demand else None, prover,
+        _demand(demand) if demand else None, prover, tried,
     )  # fmt: skip
 
 
@@ -317,7 +326,7 @@ def save_custody(state: Overlay, record: CustodyRecord, now_ms: int) -> CustodyR
     values: list[Value] = [
         record.author, int(record.phase), list(record.blob), *record[5:12], list(record.pending),
         [list(holder) for holder in record.holders], list(record.used), _demand_value(record.demand),
-        record.prover,
+        record.prover, record.tried,
     ]  # fmt: skip
     state.put(key, encode(values))
     return record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from billing.escrow import Purpose
 from tasks.ledger import reputation
 from tasks.ledger.audits import SURE
@@ -25,9 +27,9 @@ from tasks.ledger.settlement import (
 )
 from tasks.ledger.stakes import burn_rest
 
-__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "reject", "void_from"]
+__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "reject", "void_from", "void_unkept"]
 
-_SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
+_SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING, Reason.NOT_KEPT)
 """Faults that prove nothing about the work: what was verified before is not taken for them."""
 
 
@@ -109,6 +111,21 @@ def reject(
         if reason not in _SILENT:
             forfeit_hold(case, author)
         reputation.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
+    _part(case, author, workers, reason)
+
+
+def void_unkept(case: Case, window: WindowRecord) -> None:
+    """Void a window whose output no custodian has, and part with its worker (R90).
+
+    Nobody can tell whose fault that is. So it is no failure; but what checks of void windows cost is the worker's,
+    or a requester and its friends would have the check fund pay them again and again.
+    """
+    workers = void_from(case, window, WindowEvent.DROP, Reason.NOT_KEPT, blamed=window.worker)
+    _part(case, window.worker, workers, Reason.NOT_KEPT)
+
+
+def _part(case: Case, author: bytes, workers: Sequence[bytes], reason: Reason) -> None:
+    """Let go of workers whose windows are void, and have another one go on."""
     exclude(case, author)
     give_up_idle(case, workers)
     if case.record.worker:  # another worker than the author built on a void state: it leaves without blame

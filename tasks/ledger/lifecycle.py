@@ -316,6 +316,8 @@ class Reason(IntEnum):
     """The machine of a spare seat was given a seat that had lost its own."""
     GROUP_ENDED = 54
     """The members of the spare's group have ended."""
+    NOT_KEPT = 55
+    """None of the machines that were drawn for the output of a window has signed for it (R90)."""
 
 
 def stage_of(phase: Phase) -> str:

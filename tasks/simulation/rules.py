@@ -106,6 +106,12 @@ def _no_chunk(*_arguments: object) -> None:
     raise ChunkInvalid("nothing shows other bytes")
 
 
+def _kept_alone(case: Any, record: Any) -> Any:
+    """Have the worker keep an output that none of the drawn machines has signed for."""
+    custody = import_module("tasks.ledger.custody")
+    return custody._kept(case, custody._with_author(case, record))
+
+
 def _lose_at_once(case: Any, window: Any) -> None:
     import_module("tasks.ledger.serving").lose_unserved(case, window.number)
 
@@ -398,7 +404,9 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "custodian-redraw", "nobody else is drawn for a custodian that does not sign",
             aims=(Aim("idle custodian", _SILENT), Aim("garbage custodian", {"way": "signs nothing"})),
-            patches=(Patch("tasks.ledger.custody", "DRAWN_MAX", 2, is_alone=True),),
+            patches=tuple(
+                Patch("tasks.ledger.custody", name, 2, is_alone=True) for name in ("DRAWN_MAX", "TRIED_MAX")
+            ),
         ),
         Absent(
             "author-keeps", "a worker does not answer for an output that drawn machines did not sign for",
@@ -422,9 +430,16 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             patches=(_of("_lose", _as_is, "custody"),),
         ),
         Absent(
+            "unkept", "an output that no custodian has stays with its worker, whose pay is held",
+            aims=(Aim("hoarding worker", {**_HOARDS, "commits": True, "worth": 5.0}),),
+            patches=(_of("_unkept", _kept_alone, "custody"), Patch("tasks.ledger.custody", "TRIED_MAX", 4)),
+        ),
+        Absent(
             "sole-keeper", "who alone keeps its outputs is paid for them as for others",
             aims=(Aim("hoarding worker", {**_HOARDS, "commits": True}),),
             patches=(
+                _of("_unkept", _kept_alone, "custody"),
+                Patch("tasks.ledger.custody", "TRIED_MAX", 4),
                 _of("sole_keeper", _no_keeper, "custody_records"),
                 _of("CustodyRecord.is_kept_alone", _NO, "custody_records"),
             ),

@@ -372,6 +372,7 @@ def _keeping(stage: Stage, setting: Setting) -> Sequence[Agent]:
     worker.windows_share, worker.segments_share = 1.0, float(setting.get("segments", 0.0))
     worker.garbage, worker.serves_results = bool(setting["garbage"]), bool(setting["serves_results"])
     worker.serves_keepers = bool(setting.get("serves_keepers", True))
+    worker.hoards_last = bool(setting.get("last", False))
     worker.other_bytes, worker.commits = bool(setting.get("other", False)), bool(setting.get("commits", True))
     stage.plot.ransom = float(setting["ransom"])
     keepers = []
@@ -752,7 +753,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "share": SHARES, "rate": (0.2, 1.0), "ransom": (0.1, 0.25, 0.5, 0.9), "length": (4, 16, 24),
             "cost": (0.2, 1.0),
             "garbage": (False,), "serves_results": (False,), "serves_keepers": (False,), "commits": BOTH,
-            "way": ("keeps", "keeps nothing"),
+            "way": ("keeps", "keeps nothing"), "last": BOTH,
         },
         _keeping,
         custody=True,

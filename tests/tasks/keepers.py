@@ -95,6 +95,8 @@ class KeptWorld(World):
     manner: str = "right"
     """How workers prepare outputs."""
     hands_over: bool = True
+    hoarders: set[bytes] = field(default_factory=set)
+    """Workers that hand their outputs to nobody."""
     unsigning: set[bytes] = field(default_factory=set)
     unanswering: set[bytes] = field(default_factory=set)
 
@@ -159,7 +161,7 @@ class KeptWorld(World):
             if record is None or record.phase is CustodyPhase.VOID:
                 continue
             for address in record.pending:
-                if self.hands_over and address not in self.unsigning:
+                if self.hands_over and not {address} & self.unsigning and not {record.author} & self.hoarders:
                     assert self.send(address, TAKE_CUSTODY, [task, window, record.bond]) is None
             asked = record.demand
             if asked is None or asked.holder in self.unanswering:

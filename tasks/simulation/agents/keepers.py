@@ -66,10 +66,22 @@ class GarbageWorker(ForgingWorker):
     serves_results = False
     serves_keepers = True
     """Whether it hands its outputs to those that are drawn to keep them."""
+    hoards_last = False
+    """Whether it hands over all outputs but the last, which is the result."""
 
     def ignores(self, _view: View, duty: WorkDuty) -> bool:
         """Prove a window without a commitment once: where that is refused, it leaves the task by its silence."""
         return not self.commits and duty.action == Asked.COMPUTE and (duty.task, duty.window) in self.made
+
+    def _compute(self, view: View, duty: WorkDuty) -> list[Action]:
+        actions, place = super()._compute(view, duty), (duty.task, duty.window)
+        if actions and self.hoards_last and duty.window + 1 < view.job(duty.task).windows:
+            self.off.windows[place] = self.made[place], self._hands_over
+        return actions
+
+    @staticmethod
+    def _hands_over(_who: bytes, use: Use) -> bool:
+        return use != RESULT
 
     def serves(self, _who: bytes, use: Use) -> bool:
         """Serve verifiers, and custodians and its requester as it is set."""

@@ -44,7 +44,7 @@ def test_n3_a_result_in_none_of_four_hands_is_not_sold_with_the_bond_back(has_cu
     world.hands_over = False
     worker = world.add_machine(1, roles=WORK, manners=Manners(forgetful=True))
     world.add_machine(2, roles=CHECK)
-    for at in range(5):
+    for at in range(3):
         world.add_keeper(10 + at)
     task = world.create() if has_custody else World.create(world)
     world.run_to(task, Phase.SETTLED)

@@ -154,7 +154,7 @@ def largest_window() -> WindowRecord:
 
 
 def largest_custody() -> custody_records.CustodyRecord:
-    parties = 3 * custody_records.DRAWN_MAX
+    parties = 3 * custody_records.TRIED_MAX
     asked = custody_records.Demand(
         custody_records.DemandKind.DELIVERY, b"h" * 20, AMOUNT, AMOUNT, MANY, 1 << 28, b"r" * 20, 2, MS,
         (b"r" * 20,) * 3 * custody_records.RECEIVERS_MAX,
@@ -164,7 +164,7 @@ def largest_custody() -> custody_records.CustodyRecord:
         BlobCommitment(CUSTODY_SIZE_LIMIT - 1, b"p" * 32, b"c" * 32), AMOUNT, AMOUNT, MANY, MS, MS, 0, MANY,
         (b"p" * 20,) * custody_records.DRAWN_MAX,
         (custody_records.Holder(b"h" * 20, AMOUNT, MS, MANY, 1),) * custody_records.HOLDERS_MAX,
-        (b"u" * 20,) * parties, asked, b"q" * 20,
+        (b"u" * 20,) * parties, asked, b"q" * 20, custody_records.TRIED_MAX,
     )  # fmt: skip
 
 

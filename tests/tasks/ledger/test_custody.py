@@ -139,12 +139,12 @@ def test_a_window_is_final_when_two_machines_have_signed() -> None:
     assert [line.subject for line in lines(world, task, Purpose.WINDOW_PAY)] == [0]
 
 
-def test_after_four_drawn_the_worker_keeps_its_output_itself() -> None:
-    world, worker, task = market(keepers=6)
+def test_where_three_machines_can_be_drawn_and_none_signs_the_worker_keeps_its_output_itself() -> None:
+    world, worker, task = market(keepers=3)
     world.unsigning = set(world.machines)
     world.run(task, until=lambda record: record.next_window > 0)
     record = until(world, task, 0, lambda record: record.phase is CustodyPhase.KEPT)
-    assert record.drawn == 4 and [holder.address for holder in record.holders] == [worker]
+    assert record.drawn == 3 and [holder.address for holder in record.holders] == [worker]
     assert record.holders[0].bond == 0
     for keeper in world.machines:
         node = require_node(world.state, keeper)
