@@ -26,8 +26,16 @@ from tasks.kinds.classifier import (
     Model,
     Optimiser,
 )
+from tasks.kinds.decoder import DECODER_FIELDS, DECODER_NAMES, DecoderPart, TextRows
 from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, Found, KindFields, fields_by_name, read_fields
-from tasks.kinds.finetune import FINETUNE_FIELDS, FINETUNE_NAMES, KIND_FINETUNE, FinetunePart, RowSet
+from tasks.kinds.finetune import (
+    FINETUNE_FIELDS,
+    FINETUNE_NAMES,
+    KIND_FINETUNE,
+    MODEL_LLAMA,
+    FinetunePart,
+    RowSet,
+)
 from tasks.kinds.generate import GENERATE_FIELDS, GENERATE_NAMES, KIND_GENERATE, GeneratePart, PromptSet
 from tasks.kinds.plan import Input, JobPlan
 from tasks.programs.program import Program, SourceKind
@@ -45,6 +53,7 @@ __all__ = [
     "SPEC_LIMIT_BYTES",
     "ClassifierPart",
     "Dataset",
+    "DecoderPart",
     "FinetunePart",
     "GeneratePart",
     "JobSpec",
@@ -112,7 +121,7 @@ class Requirements(NamedTuple):
     rate_min: int
 
 
-Part = ClassifierPart | FinetunePart | GeneratePart
+Part = ClassifierPart | DecoderPart | FinetunePart | GeneratePart
 
 
 class JobSpec(NamedTuple):
@@ -135,7 +144,7 @@ class JobSpec(NamedTuple):
     match_ms: int
 
     @property
-    def dataset(self) -> Dataset | RowSet | PromptSet:
+    def dataset(self) -> Dataset | TextRows | RowSet | PromptSet:
         """The rows that the job reads."""
         return self.part.dataset
 
@@ -289,7 +298,7 @@ _PART_AT: Final = 4
 
 class _Kind(NamedTuple):
     fields: KindFields
-    part: type[ClassifierPart] | type[FinetunePart] | type[GeneratePart]
+    part: type[ClassifierPart] | type[DecoderPart] | type[FinetunePart] | type[GeneratePart]
     names: tuple[str, ...]
 
 
@@ -300,6 +309,15 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
         KIND_GENERATE: _Kind(_FIELDS.with_more(GENERATE_FIELDS, _PART_AT), GeneratePart, GENERATE_NAMES),
     }
 )
+_DECODER: Final = _Kind(_FIELDS.with_more(DECODER_FIELDS, _PART_AT), DecoderPart, DECODER_NAMES)
+
+
+def _kind_of(value: Any) -> _Kind | None:
+    """Return the kind of a decoded array, None for one that is not known. The model says what is trained."""
+    name = value[1] if isinstance(value, list) and len(value) > _PART_AT else None
+    if name == KIND_TRAIN and isinstance(value[_PART_AT], list) and value[_PART_AT][:1] == [MODEL_LLAMA]:
+        return _DECODER
+    return _KINDS.get(name) if isinstance(name, str) else None
 
 
 def _schedule_of(found: Found) -> Schedule:
@@ -327,7 +345,9 @@ def read_checked_spec(data: bytes) -> JobSpec:
     No range and no plan is checked again: that takes ten times as long as reading.
     """
     value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
-    kind = _KINDS[value[1]]
+    kind = _kind_of(value)
+    if kind is None:
+        raise LookupError("a kind that is not known")
     return _spec_of(fields_by_name(value, kind.fields), kind)
 
 
@@ -354,8 +374,8 @@ def decode_spec(data: bytes) -> JobSpec:
     """
     value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
     name = value[1] if isinstance(value, list) and len(value) > 1 else None
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None and isinstance(name, str):
+    kind = _kind_of(value)
+    if kind is None and isinstance(name, str) and name not in _KINDS:
         raise DecodeError(f"jobs of the kinds {', '.join(_KINDS)} can be run, not {name[:40]!r}")
     kind = kind or _KINDS[KIND_TRAIN]
     found = read_fields(value, kind.fields)

@@ -15,7 +15,9 @@ from node.cli.options import read_input
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
-from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, RateSchedule, RowSet
+from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
+from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, Adapters, BaseModel, RateSchedule, RowSet
 from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
@@ -51,8 +53,7 @@ _TOP: Final = {
 
 def spec_from_json(document: Any) -> JobSpec:
     """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
-    kind = document.get("kind") if isinstance(document, dict) else None
-    fields, part = _PARTS.get(kind, _CLASSIFIED) if isinstance(kind, str) else _CLASSIFIED
+    fields, part = _part_of(document) if isinstance(document, dict) else _CLASSIFIED
     top = _fields(document, "the specification", {*_TOP, *fields}, optional={"hash", "raw", "step_units"})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
@@ -107,10 +108,29 @@ def _optimiser(top: Mapping[str, Any]) -> Optimiser:
     )
 
 
+def _decoder(top: Mapping[str, Any]) -> DecoderPart:
+    model = _fields(top["model"], "model", set(DecoderModel._fields))
+    dataset = _fields(top["dataset"], "dataset", set(TextRows._fields))
+    return DecoderPart(
+        DecoderModel(_text(model["name"], "model.name"), *_numbers(top, "model", DecoderModel._fields[1:])),
+        TextRows(
+            _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
+            *_numbers(top, "dataset", TextRows._fields[2:]),
+        ),
+        _number(top["batch"], "batch"),
+        _optimiser(top),
+        _rates(top),
+    )  # fmt: skip
+
+
+def _rates(top: Mapping[str, Any]) -> RateSchedule:
+    rates = _fields(top["rates"], "rates", set(RateSchedule._fields))
+    return RateSchedule(_text(rates["name"], "rates.name"), *_numbers(top, "rates", RateSchedule._fields[1:]))
+
+
 def _tuned(top: Mapping[str, Any]) -> FinetunePart:
     dataset = _fields(top["dataset"], "dataset", set(RowSet._fields))
     adapters = _fields(top["adapters"], "adapters", set(Adapters._fields))
-    rates = _fields(top["rates"], "rates", set(RateSchedule._fields))
     if not isinstance(adapters["targets"], list):
         raise ConfigError("adapters.targets: not a list of names")
     return FinetunePart(
@@ -125,7 +145,7 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         ),
         _number(top["batch"], "batch"),
         _optimiser(top),
-        RateSchedule(_text(rates["name"], "rates.name"), *_numbers(top, "rates", RateSchedule._fields[1:])),
+        _rates(top),
     )  # fmt: skip
 
 
@@ -179,6 +199,14 @@ _PARTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], 
     KIND_GENERATE: (GeneratePart._fields, _generated),
 }
 """Fields that a kind has of its own, and what reads them."""
+
+
+def _part_of(document: Mapping[str, Any]) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Part]]:
+    """Return the fields of a job's kind, and what reads them; the model says what is trained."""
+    kind, model = document.get("kind"), document.get("model")
+    if kind == KIND_TRAIN and isinstance(model, dict) and model.get("name") == MODEL_LLAMA:
+        return DecoderPart._fields, _decoder
+    return _PARTS.get(kind, _CLASSIFIED) if isinstance(kind, str) else _CLASSIFIED
 
 
 def read_spec(path: Path) -> bytes:

@@ -11,6 +11,8 @@ from typing import Final
 from tasks.engines.errors import DatasetInvalid, StateInvalid
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
+from tasks.programs import decoder
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.generate import GenerateShape, prompt_tensors
@@ -72,16 +74,18 @@ def _root(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> byt
     return data_root({name: (kind, tensor_root(kind, contents[name])) for name, kind in kinds.items()})
 
 
-def _row_tensors(shape: FinetuneShape | GenerateShape) -> Mapping[str, TensorType]:
+def _row_tensors(shape: FinetuneShape | GenerateShape | DecoderShape) -> Mapping[str, TensorType]:
+    if isinstance(shape, DecoderShape):
+        return decoder.row_tensors(shape)
     return row_tensors(shape) if isinstance(shape, FinetuneShape) else prompt_tensors(shape)
 
 
-def read_rows(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, bytes]:
+def read_rows(shape: FinetuneShape | GenerateShape | DecoderShape, blob: bytes) -> dict[str, bytes]:
     """Return the tensors of a job's rows or prompts. Raises DatasetInvalid."""
     return split_tensors(_row_tensors(shape), blob)
 
 
-def rows_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes]) -> bytes:
+def rows_root(shape: FinetuneShape | GenerateShape | DecoderShape, contents: Mapping[str, bytes]) -> bytes:
     """Return the root of a job's rows or prompts. Raises SourceInvalid."""
     return _root(_row_tensors(shape), contents)
 

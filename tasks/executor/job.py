@@ -14,6 +14,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
@@ -31,6 +32,7 @@ from tasks.executor.playing import (
     play_to_value,
 )
 from tasks.programs.adamw import Rates
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape
@@ -65,7 +67,7 @@ _TRAIN, _CANCEL, _PLAY, _MORE_MOVES, _RUN_LINKS = 1, 2, 3, 4, 5
 class Job:
     """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
 
-    plan: TrainingPlan | TuningPlan | GeneratingPlan
+    plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan
     dataset_root: bytes
     init_root: bytes
     total_steps: int
@@ -95,7 +97,7 @@ class Job:
     def of(cls, spec: JobSpec) -> Job:
         """Return what ``spec`` asks for. Raises UnsupportedJob."""
         plan = spec.plan()
-        if not isinstance(plan, TrainingPlan | FrozenPlan):
+        if not isinstance(plan, TrainingPlan | DecoderPlan | FrozenPlan):
             raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
         return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root(), spec.adapter_root())
 
@@ -129,12 +131,18 @@ class Job:
                 list(made.ends), _adapter_value(made.adapter), plan.seed, self.model_root, self.adapter_root,
                 *rest,
             ])  # fmt: skip
+        if isinstance(plan, DecoderPlan):
+            trained = plan.shape
+            return encode([
+                5, [int(value) for value in astuple(trained.model)],
+                [trained.batch, trained.length, trained.rows, trained.train_rows], *_rates_value(plan.rates),
+                plan.seed, *rest,
+            ])  # fmt: skip
         shape, rates = plan.shape, plan.rates
         return encode([
             2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
-            [shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows], list(rates.adamw),
-            [rates.schedule, rates.warmup_steps, rates.total_steps, rates.clip_nano], plan.seed, self.model_root,
-            *rest,
+            [shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows], *_rates_value(rates),
+            plan.seed, self.model_root, *rest,
         ])  # fmt: skip
 
     @property
@@ -184,6 +192,20 @@ class Job:
                     raise UnsupportedJob(str(error)) from None
                 decoded = GeneratingPlan(made, seed)
                 return cls(decoded, dataset_root, init_root, total, segment, window, model_root, adapter_root)
+            case [
+                5, list(model), list(rows), list(adamw),
+                [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed),
+                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
+            ] if (
+                _are_integers(model, 12) and _are_integers(rows, 4) and _are_integers(adamw, 5)
+                and set(model[-2:]) <= {0, 1}
+            ):  # fmt: skip
+                try:
+                    trained = DecoderShape(_llama(model), *rows)
+                    rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
+                except ProgramInvalid as error:
+                    raise UnsupportedJob(str(error)) from None
+                return cls(DecoderPlan(trained, rates, seed), dataset_root, init_root, total, segment, window)
             case _:
                 raise DecodeError("not a job")
 
@@ -191,6 +213,10 @@ class Job:
 def _llama(fields: list[Any]) -> LlamaShape:
     """Return a model's shape. Raises ProgramInvalid."""
     return replace(LlamaShape(*fields[:-2]), tied=bool(fields[-2]), biased=bool(fields[-1]))
+
+
+def _rates_value(rates: FinetuneRates) -> tuple[list[Value], list[Value]]:
+    return list(rates.adamw), [rates.schedule, rates.warmup_steps, rates.total_steps, rates.clip_nano]
 
 
 def _adapter_value(adapter: Adapter | None) -> list[Value]:
@@ -393,7 +419,7 @@ def parent_frame_limit() -> int:
     return DATASET_BLOB_BYTES_MAX + STATE_SENT_BYTES_MAX + MOVES_LIMIT_BYTES
 
 
-def child_frame_limit(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> int:
+def child_frame_limit(plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan) -> int:
     """Return the size that no frame from a process running ``plan`` exceeds."""
     return SMALL_FRAME_BYTES + plan.state_limit_bytes
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tasks.engines import generating
+from tasks.engines import decoder_training, generating
 from tasks.engines.arrays import Arrays
 from tasks.engines.datasets import Dataset
+from tasks.engines.decoder_plan import DecoderPlan
+from tasks.engines.decoder_training import DecoderTrainer
 from tasks.engines.errors import DatasetInvalid
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import check_adapter, model_root, read_model, read_rows, rows_root
@@ -18,14 +20,24 @@ from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.llama_shape import model_bytes
 
-__all__ = ["beginning_of", "contents_of", "make_run"]
+__all__ = ["beginning_of", "contents_of", "make_run", "rows_of"]
 
 
-def beginning_of(plan: TrainingPlan | TuningPlan | GeneratingPlan) -> TrainingState:
+def beginning_of(plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan) -> TrainingState:
     """Return the state before the first step."""
     if isinstance(plan, GeneratingPlan):
         return generating.first_state(plan)
+    if isinstance(plan, DecoderPlan):
+        return decoder_training.first_state(plan)
     return first_state(plan) if isinstance(plan, TuningPlan) else initial_state(plan)
+
+
+def rows_of(plan: DecoderPlan, dataset: bytes, *, dataset_root: bytes) -> Mapping[str, bytes]:
+    """Return the tensors of rows by name. Raises DatasetInvalid where the blob has another root."""
+    rows = read_rows(plan.shape, dataset)
+    if rows_root(plan.shape, rows) != dataset_root:
+        raise DatasetInvalid("the rows are not those the job names")
+    return rows
 
 
 def contents_of(
@@ -47,13 +59,13 @@ def contents_of(
 
 
 def make_run(
-    arrays: Arrays, plan: TrainingPlan | TuningPlan | GeneratingPlan, state: TrainingState, dataset: bytes,
-    model: bytes, *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
+    arrays: Arrays, plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan, state: TrainingState,
+    dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
     claimed: TrainingState | None = None,
 ) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
     """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
 
-    Runs with a frozen model have no test split: they answer none of no questions. ``claimed`` is a later state
+    Runs of decoders have no test split: they answer none of no questions. ``claimed`` is a later state
     that may be right, for a run that decodes.
     """
     if isinstance(plan, TuningPlan | GeneratingPlan):
@@ -67,6 +79,12 @@ def make_run(
                 return run, lambda: Evaluation(0, 0)
             return Tuner(plan, weights, rows, arrays, state), lambda: Evaluation(0, 0)
         except SourceInvalid as error:  # the requester's own values: they come again
+            raise DatasetInvalid(str(error)) from None
+    if isinstance(plan, DecoderPlan):
+        texts = rows_of(plan, dataset, dataset_root=dataset_root)
+        try:
+            return DecoderTrainer(plan, texts, arrays, state), lambda: Evaluation(0, 0)
+        except SourceInvalid as error:
             raise DatasetInvalid(str(error)) from None
     data = Dataset.decode(dataset, checks_nodes=False)
     if data.root() != dataset_root:

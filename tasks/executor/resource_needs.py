@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.plan import TrainingPlan
@@ -54,7 +55,7 @@ class Needs(NamedTuple):
 
 
 @lru_cache(maxsize=PEAKS_HELD_MAX)
-def _peak_values(plan: TuningPlan | GeneratingPlan) -> int:
+def _peak_values(plan: DecoderPlan | TuningPlan | GeneratingPlan) -> int:
     return peak_values(plan.program)
 
 
@@ -71,6 +72,8 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
         process = max(plan.batch, SCORED_ROWS) * (
             ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths)
         ) + DATASET_COPIES * inputs  # fmt: skip
+    elif isinstance(plan, DecoderPlan):
+        process = DATASET_COPIES * inputs + STEP_BYTES * _peak_values(plan)
     elif isinstance(plan, TuningPlan):
         process = MODEL_COPIES * inputs + STEP_BYTES * _peak_values(plan)
     elif isinstance(plan, GeneratingPlan):

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from tasks.dispute.commitments import Question, start_record
 from tasks.dispute.running import SegmentRun
 from tasks.engines.datasets import Dataset
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import DatasetInvalid, StateInvalid
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
-from tasks.executor.loading import contents_of
+from tasks.executor.loading import contents_of, rows_of
 from tasks.executor.playing import Play, Player
 from tasks.programs.arrays import Arrays
 
@@ -32,6 +33,8 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
             "root_of_adapter": spec.adapter_root(),
         }  # fmt: skip
         data, model = contents_of(plan, order.dataset, order.model, **roots)
+    elif isinstance(plan, DecoderPlan):
+        data = rows_of(plan, order.dataset, dataset_root=spec.dataset.root)
     else:
         dataset = Dataset.decode(order.dataset, checks_nodes=False)
         if dataset.root() != spec.dataset.root:

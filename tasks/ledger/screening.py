@@ -16,6 +16,7 @@ from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
@@ -170,6 +171,10 @@ def start_root(plan: JobPlan) -> bytes:
         from tasks.engines import generating
 
         return generating.first_state(plan).root(plan)
+    if isinstance(plan, DecoderPlan):
+        from tasks.engines import decoder_training
+
+        return decoder_training.first_state(plan).root(plan)
     from tasks.engines.tuning import first_state
 
     assert isinstance(plan, TuningPlan)

@@ -173,6 +173,7 @@ EXEMPT = {
     "tasks.engines.generating:_lengths": "a tensor of prompts whose size and root were checked",
     "tasks.engines.generating:_made": "a tensor of a state that was decoded",
     "tasks.engines.training:Trainer.evaluate": "labels of a data set that was decoded",
+    "tasks.engines.decoder_training:_uniform": NO_DECODER,
     "tasks.engines.tuning:first_state": NO_DECODER,
     "tasks.engines.weights:initial_weights": NO_DECODER,
     # JSON-RPC

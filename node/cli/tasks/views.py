@@ -161,8 +161,10 @@ def _job(spec: Mapping[str, Any]) -> str:
         return f"{shape} of {layers}: {asked}, in {steps}, {decoding}, {spec['profile']}"
     if spec["kind"] == KIND_FINETUNE:
         shape += f" of {layers}: {counted(data['rows'], 'row')}, rank {spec['adapters']['rank']}"
-    else:
+    elif "widths" in model:
         shape += f" {'-'.join(map(str, model['widths']))}"
+    else:
+        shape += f" of {layers}, width {model['width']}: {counted(data['rows'], 'row')}"
     return f"{shape} in {steps}, {spec['optimiser']['name']}, {spec['profile']}"
 
 

@@ -103,6 +103,7 @@ from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
 from tests.tasks.programs.llamas import TINY
+from tests.tasks.trained import trained
 from tests.tasks.tuned import tuned
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
@@ -243,7 +244,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "job specification",
         Target(
             canonical(decode_spec, encode_spec),
-            (encode_spec(JOB), encode_spec(tuned()[0]), encode_spec(generated()[0]), encode_spec(asked()[0])),
+            (encode_spec(JOB), *(encode_spec(make()[0]) for make in (tuned, generated, asked, trained))),
             ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
         ),
     )
@@ -400,7 +401,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "job", Target(
         canonical(Job.decode, Job.encode),
-        (RUN.encode(), *(Job.of(make()[0]).encode() for make in (tuned, generated, asked))),
+        (RUN.encode(), *(Job.of(make()[0]).encode() for make in (tuned, generated, asked, trained))),
         ("tasks.executor.job:Job.decode",),
         (DecodeError, UnsupportedJob),
     )  # fmt: skip

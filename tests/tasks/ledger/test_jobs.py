@@ -15,11 +15,13 @@ from tasks.ledger.jobs import kept_job, sizes_of
 from tasks.ledger.records import load_job, save_spec
 from tasks.spec import JobSpec, encode_spec
 from tests.tasks.generated import asked, generated
+from tests.tasks.trained import trained
 from tests.tasks.tuned import tuned
 from tests.tasks.world import World, spec
 
 JOBS: dict[str, JobSpec] = {
     "train": spec(),
+    "decoder": trained(12)[0],
     "finetune": tuned(12)[0],
     "generate": generated()[0],
     "adapted": asked()[0],

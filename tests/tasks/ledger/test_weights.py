@@ -100,6 +100,7 @@ from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
 from tests.tasks.ledger.test_trials import play_trials
+from tests.tasks.trained import trained
 from tests.tasks.tuned import tuned
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
@@ -362,6 +363,29 @@ def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
 
     assert 50_000 < calls_of(use) < PROGRAM_CALLS_PER_1000_GAS * MOVE_GAS / 1000
     assert calls_of(use) < 2_000, "what was built is found"
+
+
+@pytest.mark.parametrize(("layers", "clip"), [((CLIPPED_MAX - 3) // 9, NANO), (130, 0)])
+def test_the_largest_step_that_trains_a_decoder_pays_for_its_check_and_its_program(layers: int, clip: int) -> None:
+    job = trained()[0]
+    part: Any = job.part
+    job = job.changed(
+        model=part.model._replace(layers=layers, tied=0), rates=part.rates._replace(clip_nano=clip),
+        optimiser=part.optimiser._replace(weight_decay_nano=1, beta1_nano=layers),
+    )  # fmt: skip
+    raw, world, requester, answers = encode_spec(job), World(), b"q" * 20, list[str | None]()
+    credit(world.state, requester, 1000 * DKB)
+    assert calls_of(lambda: decode_spec(raw)) < 7_000, "nobody pays for what is refused"
+    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    assert answers == [None]
+    weight = world.rules[transitions.CREATE_TASK].gas
+    assert 30_000 < calls < PROGRAM_CALLS_PER_1000_GAS * weight / 1000
+
+    def use() -> None:
+        program = job.program()
+        assert program.size_bytes and program.places[program.loss] and len(program.traced)
+
+    assert 30_000 < calls_of(use) < PROGRAM_CALLS_PER_1000_GAS * MOVE_GAS / 1000
 
 
 def test_decoding_with_the_deepest_model_pays_for_its_check_and_its_program() -> None:

@@ -1,0 +1,139 @@
+"""The kind ``train`` with the model ``llama``: a decoder whose weights are all trained, from scratch (R88)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from state.primitives.codec import Value
+from tasks.engines.decoder_plan import DecoderPlan
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.tuning_plan import ROWS_BYTES_MAX
+from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
+from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
+from tasks.kinds.finetune import MODEL_LLAMA, STEP_CALLS_MAX, RateSchedule
+from tasks.kinds.plan import Input
+from tasks.programs.adamw import Rates
+from tasks.programs.decoder import DecoderShape, row_tensors
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.finetune import FinetuneRates
+from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.program import SourceKind
+
+__all__ = ["DECODER_FIELDS", "DECODER_NAMES", "DecoderModel", "DecoderPart", "TextRows"]
+
+PLANS_HELD_MAX: Final = 256
+"""Plans kept in memory."""
+
+
+class DecoderModel(NamedTuple):
+    """The shape of the model (``LlamaShape``); ``tied`` is 0 or 1."""
+
+    name: str
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    hidden: int
+    context: int
+    rotary_base: int
+    epsilon_nano: int
+    tied: int
+
+    @property
+    def shape(self) -> LlamaShape:
+        """The shape. Raises ProgramInvalid for one that no program is made of."""
+        return LlamaShape(*self[1:11], tied=bool(self.tied))
+
+
+class TextRows(NamedTuple):
+    """The data: content address of the blob, and root of its tensors (tokens, targets).
+
+    Of ``rows`` rows of ``length`` tokens the first ``samples`` are for training.
+    """
+
+    blob: bytes
+    root: bytes
+    rows: int
+    samples: int
+    length: int
+
+
+class DecoderPart(NamedTuple):
+    """What a specification of this kind has of its own."""
+
+    model: DecoderModel
+    dataset: TextRows
+    batch: int
+    optimiser: Optimiser
+    rates: RateSchedule
+
+    @classmethod
+    def of(cls, found: Found) -> DecoderPart:
+        """Return the part of checked fields."""
+        return cls(
+            DecoderModel(*[found[f"model.{name}"] for name in DecoderModel._fields]),
+            TextRows(*[found[f"dataset.{name}"] for name in TextRows._fields]),
+            found["batch"],
+            Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
+            RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What must be named as this version runs it."""
+        return self.model.name, self.optimiser.name
+
+    def to_value(self) -> list[Value]:
+        """Return the part's fields in their order."""
+        return [list(self.model), list(self.dataset), self.batch, list(self.optimiser), list(self.rates)]
+
+    def plan(self, seed: bytes, total_steps: int) -> DecoderPlan:
+        """Return the plan of a job. Raises UnsupportedJob."""
+        return _plan(self, seed, total_steps)
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Return the blob that a job starts from: its rows."""
+        rows = row_tensors(self._shape)
+        size = sum(kind.size_bytes for kind in rows.values())
+        return (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size),)
+
+    @property
+    def _shape(self) -> DecoderShape:
+        rows = self.dataset
+        return DecoderShape(self.model.shape, self.batch, rows.length, rows.rows, rows.samples)
+
+
+DECODER_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
+DECODER_FIELDS: Final = KindFields(
+    fields=(
+        ("model", list, DecoderModel._fields), ("dataset", list, TextRows._fields), ("batch", int, ()),
+        ("optimiser", list, Optimiser._fields), ("rates", list, RateSchedule._fields),
+    ),
+    ranges={
+        **{f"model.{name}": (1, INTEGER_MAX) for name in DecoderModel._fields[1:11]},
+        "model.tied": (0, 1), "batch": (1, INTEGER_MAX),
+        **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in TextRows._fields[2:]},
+        **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
+        **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
+    },
+    hashes=frozenset({"dataset.blob", "dataset.root"}),
+    texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=PLANS_HELD_MAX)
+def _plan(part: DecoderPart, seed: bytes, total_steps: int) -> DecoderPlan:
+    try:
+        shape = part._shape
+        rates = FinetuneRates(
+            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, total_steps, part.rates.clip_nano
+        )
+    except ProgramInvalid as error:
+        raise UnsupportedJob(str(error)) from None
+    plan = DecoderPlan(shape, rates, seed)
+    if plan.step_calls > STEP_CALLS_MAX:
+        raise UnsupportedJob(f"a step of {plan.step_calls} calls, at most {STEP_CALLS_MAX}")
+    return plan
