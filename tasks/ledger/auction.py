@@ -10,15 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from tasks.ledger.ask_index import AskIndex, bits_of, places_of
 from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
 
-__all__ = ["RATE_TOP", "RIVALS_LOOKED_MAX", "Ask", "Bid", "Match", "Outcome", "clear"]
+__all__ = [
+    "CHANGED_MAX", "RATE_TOP", "RIVALS_LOOKED_MAX", "Ask", "Bid", "BondOf", "FundedBy", "FundedFor", "Match",
+    "Outcome", "clear", "in_order",
+]  # fmt: skip
 
 
 RATE_TOP: Final = 1 << 64
 """Above all rates."""
 RIVALS_LOOKED_MAX: Final = 4
 """Winners without which it is tried whether a group that went without would have had its machines."""
+CHANGED_MAX: Final = 32
+"""Machines whose money matches change before all asks are sorted by what is left; each bid may look at them."""
 
 
 class Ask(NamedTuple):
@@ -55,9 +61,9 @@ class Bid(NamedTuple):
     """A job that pays ``limit`` per 10^12 units at most, and what it needs. ``tie`` is drawn and differs for each.
 
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
-    that admits it, whatever they ask. No machine's bond for it is below ``least_bond``. A machine has one of the
-    bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``, of which no
-    two have one owner.
+    that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
+    one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
+    of which no two have one owner.
     """
 
     task: bytes
@@ -68,7 +74,7 @@ class Bid(NamedTuple):
     barred: frozenset[bytes]
     tie: bytes
     drawn: tuple[bytes, ...] | None = None
-    least_bond: int = 0
+    then_lowest: bool = False
     rate_max: int = RATE_TOP
     group: bytes = b""
     members: int = 0
@@ -94,7 +100,11 @@ class Outcome(NamedTuple):
 BondOf = Callable[[Bid, Ask, int], int | None]
 """The bond that a machine locks for a job at a price; it never falls as the price rises. None if the machine may
 not have the job for a reason that the orders do not show."""
-
+FundedFor = Callable[[Bid], int]
+"""The set of asks (``ask_index``) that can lock the bond of a bid at their own price. For a group it is exact. For
+another bid it may have more asks: those are looked at one by one."""
+FundedBy = Callable[[Sequence[Ask], Sequence[int]], FundedFor]
+"""Makes a ``FundedFor`` of the asks in their order and of what each of them can lock."""
 
 _Taken = tuple[Bid, Sequence[tuple[int, int]]]
 """A bid, and the asks that it takes with their bonds, in the order of its seats."""
@@ -103,18 +113,65 @@ _Taken = tuple[Bid, Sequence[tuple[int, int]]]
 class _Call:
     """One call under way; asks and bids are numbered in their order."""
 
-    def __init__(self, asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> None:
-        self.asks = sorted(asks, key=lambda ask: (ask.price, -ask.standing, ask.tie))
+    def __init__(
+        self, asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf, funded_by: FundedBy
+    ) -> None:  # fmt: skip
+        self.asks = in_order(asks)
         self.bids = sorted(bids, key=lambda bid: (-bid.limit, bid.tie))
         self.bond_of = bond_of
-        self.number = {ask.machine: at for at, ask in enumerate(self.asks)}
+        self.index = AskIndex(self.asks)
         self.slots = [ask.slots for ask in self.asks]
         self.funds = [ask.funds for ask in self.asks]
-        self.given: set[tuple[bytes, int]] = set()
-        """Groups and asks that have one of their seats."""
+        self.begun = sum(1 << at for at, ask in enumerate(self.asks) if ask.slots)
+        self.open = self.begun
+        """Asks that have a slot."""
+        self.taken = 0
+        """Asks that have got a job."""
+        self.given: dict[bytes, int] = {}
+        """Asks that have a seat of a group."""
         self.pressed: dict[tuple[bytes, int], int] = {}
         """Of a winner and one of its asks, the highest limit of a group that would have had its machines else."""
-        self._group_bonds: dict[bytes, list[int | None]] = {}
+        self.rivals: dict[int, int] = {}
+        """Of an ask with a job, the highest limit of a bid without a machine that it would have admitted."""
+        self._funded_by = funded_by
+        self._funded_first = self._funded = funded_by(self.asks, list(self.funds))
+        self._changed = 0
+        """Asks whose money has changed since ``_funded`` was made."""
+        self._meeting: dict[bytes, int] = {}
+        self._backed: dict[bytes, int] = {}
+        self._group_bonds: dict[tuple[bytes, int], int] = {}
+
+    # Sets of asks
+
+    def _meets(self, bid: Bid) -> int:
+        """Return the asks that have what ``bid`` needs, at its limit or less."""
+        found = self._meeting.get(bid.task)
+        if found is None:
+            found = self._meeting[bid.task] = self.index.meeting(bid)
+        return found
+
+    def _backers(self, bid: Bid) -> int:
+        """Return those of them that could have locked the bond, had the call not given them others."""
+        found = self._backed.get(bid.task)
+        if found is None:
+            found = self._meets(bid)
+            found = self._backed[bid.task] = found & self._funded_first(bid) if found else 0
+        return found
+
+    def _free(self, bid: Bid) -> int:
+        """Return the asks for ``bid`` that have a slot, and may have the money for it."""
+        found = self._meets(bid) & self.open
+        if bid.group:
+            found &= ~self.given.get(bid.group, 0)
+        return found & self._funded(bid) if found else 0
+
+    def _sort_funds(self) -> None:
+        """Look at what machines have left, if so many have changed that bids would look at each of them."""
+        if self._changed.bit_count() > CHANGED_MAX:
+            self._funded = self._funded_by(self.asks, list(self.funds))
+            self._changed = 0
+
+    # Matches
 
     def _bond(self, bid: Bid, at: int) -> int | None:
         """Return the bond for ``bid`` at the ask's price, or None where the machine may not or cannot lock it."""
@@ -128,70 +185,69 @@ class _Call:
         bond = self.bond_of(bid, ask, ask.price)
         return bond is not None and bond <= ask.funds
 
-    def _free(self, bid: Bid, below: int, first: int = 0) -> Iterator[int]:
-        """Yield the asks of at most ``below`` that have a slot and what ``bid`` needs, the lowest first."""
-        slots, funds, least, meets = self.slots, self.funds, bid.least_bond, Ask.meets
-        for at in range(first, len(self.asks)):
-            ask = self.asks[at]
-            if ask.price > below:
-                return
-            if not (slots[at] and funds[at] >= least and meets(ask, bid)):
-                continue
-            if not bid.group or (bid.group, at) not in self.given:
-                yield at
-
     def _choice(self, bid: Bid) -> Iterator[int]:
-        if bid.drawn is None:
-            return self._free(bid, bid.limit)
-        free = set(self._free(bid, bid.limit))
-        return (at for machine in bid.drawn if (at := self.number.get(machine, -1)) in free)
+        free = self._free(bid)
+        for machine in bid.drawn or ():
+            at = self.index.number.get(machine, -1)
+            if at >= 0 and free >> at & 1:
+                yield at
+        if bid.drawn is None or bid.then_lowest:
+            yield from bits_of(free)
 
     def take(self, bid: Bid) -> tuple[int, int] | None:
         """Give ``bid`` an ask; return that and the bond, or None."""
-        asks, funds, bond_of = self.asks, self.funds, self.bond_of
+        self._sort_funds()
         for at in self._choice(bid):
-            ask = asks[at]
-            bond = bond_of(bid, ask, ask.price)
-            if bond is not None and bond <= funds[at]:
+            bond = self._bond(bid, at)
+            if bond is not None:
                 self._give(bid, at, bond)
                 return at, bond
         return None
 
     def _give(self, bid: Bid, at: int, bond: int) -> None:
+        ask = 1 << at
         self.slots[at] -= 1
         self.funds[at] -= bond
+        self.taken |= ask
+        self._changed |= ask
+        if not self.slots[at]:
+            self.open &= ~ask
         if bid.group:
-            self.given.add((bid.group, at))
+            self.given[bid.group] = self.given.get(bid.group, 0) | ask
 
     def take_all(self, bid: Bid) -> list[tuple[int, int]] | None:
         """Give a group all the asks that it needs, in the order of its seats; return them with bonds, or None."""
-        found = self._seats(bid, self.slots, self.funds)
+        self._sort_funds()
+        found = self._seats(bid, self.open, self.funds)
         if found is None:
             return None
-        bonds = self._bonds(bid)
-        taken = [(offer.at, bonds[offer.at] or 0) for offer in found]
+        taken = [(offer.at, self._group_bond(bid, offer.at)) for offer in found]
         for at, bond in taken:
             self._give(bid, at, bond)
         return taken
 
-    def _bonds(self, bid: Bid) -> list[int | None]:
-        """Return the bond of each ask for a group at the ask's price, None where it does not admit the group."""
-        known = self._group_bonds.get(bid.task)
+    def _group_bond(self, bid: Bid, at: int) -> int:
+        """Return the bond of an ask that backs a group, at the ask's price."""
+        known = self._group_bonds.get((bid.task, at))
         if known is None:
-            known = self._group_bonds[bid.task] = [
-                self.bond_of(bid, ask, ask.price) if ask.price <= bid.limit and ask.meets(bid) else None
-                for ask in self.asks
-            ]
+            ask = self.asks[at]
+            known = self._group_bonds[bid.task, at] = self.bond_of(bid, ask, ask.price) or 0
         return known
 
-    def _seats(self, bid: Bid, slots: Sequence[int], funds: Sequence[int]) -> list[Offer] | None:
-        offers = [
-            Offer(at, self.asks[at].price, self.asks[at].rate, self.asks[at].owner)
-            for at, bond in enumerate(self._bonds(bid))
-            if bond is not None and slots[at] and bond <= funds[at]
-        ]
+    def _seats(self, bid: Bid, opened: int, funds: Sequence[int]) -> list[Offer] | None:
+        """Return the offers that a group takes of asks with a slot; ``funds`` is what each of them has left."""
+        found = self._backers(bid) & opened
+        for at in bits_of(found & self.taken):
+            if self._group_bond(bid, at) > funds[at]:
+                found ^= 1 << at
+        if found.bit_count() < bid.members + bid.spares:
+            return None
+        asks = self.asks
+        offers = [Offer(at, (ask := asks[at]).price, ask.rate, ask.owner) for at in places_of(found)]
         band = cheapest_band(offers, bid.members, bid.spares)
         return None if band is None else seats_of(band, bid.members, bid.spares)
+
+    # Prices
 
     def press(self, loser: Bid, taken: Sequence[_Taken]) -> None:
         """Note of which winner a group without machines would have had those that it lacked.
@@ -200,52 +256,56 @@ class _Call:
         might use, an impossible one would raise all prices to its limit.
         """
         for bid, given in list(reversed(taken))[:RIVALS_LOOKED_MAX]:
-            slots, funds = list(self.slots), list(self.funds)
+            theirs = sum(1 << at for at, _ in given)
+            if not theirs & self._backers(loser):
+                continue  # nothing that it could use comes back
+            funds = list(self.funds)
             for at, bond in given:
-                slots[at] += 1
                 funds[at] += bond
-            found = self._seats(loser, slots, funds)
+            found = self._seats(loser, self.open | theirs, funds)
             if found is not None:
-                theirs = {at for at, _ in given}
-                for at in theirs.intersection(offer.at for offer in found):
-                    key = bid.task, at
-                    self.pressed[key] = max(loser.limit, self.pressed.get(key, 0))
+                for offer in found:
+                    if theirs >> offer.at & 1:
+                        key = bid.task, offer.at
+                        self.pressed[key] = max(loser.limit, self.pressed.get(key, 0))
                 return
 
     def spare_price(self, bid: Bid, given: Sequence[tuple[int, int]]) -> int:
         """Return the lowest ask left free that a group could have had in its band, or its limit."""
-        low = min(self.asks[at].rate for at, _ in given)
-        own = {at for at, _ in given}
-        for at, bond in enumerate(self._bonds(bid)):
-            is_free = bond is not None and at not in own and self.slots[at] > 0 and bond <= self.funds[at]
-            if is_free and low <= self.asks[at].rate <= rate_top(low):
+        low, rates = min(self.asks[at].rate for at, _ in given), self.index.rates
+        found = self._backers(bid) & self.open & rates.at_least(low) & ~rates.at_least(rate_top(low) + 1)
+        for at in bits_of(found & ~sum(1 << at for at, _ in given)):
+            if not self.taken >> at & 1 or self._group_bond(bid, at) <= self.funds[at]:
                 return self.asks[at].price
         return bid.limit
 
-    def _rival(self, at: int, losers: Sequence[Bid]) -> int:
-        """Return the highest limit of ``losers`` that the machine admits, 0 for none; they are in order."""
-        ask = self.asks[at]
+    def note_rivals(self, losers: Sequence[Bid]) -> None:
+        """Note for each ask with a job the highest limit of ``losers`` that it admits; they are in order."""
+        left = self.taken
         for bid in losers:
-            if bid.limit <= ask.price:
-                return 0
-            if not bid.members and ask.meets(bid) and self._could(bid, at):
-                return bid.limit
-        return 0
+            if not left:
+                return
+            if not bid.members:
+                for at in bits_of(self._backers(bid) & left & self.index.at_most(bid.limit - 1)):
+                    if self._could(bid, at):
+                        self.rivals[at] = bid.limit
+                        left ^= 1 << at
 
     def _spare(self, bid: Bid, below: int, taken: int) -> int:
         """Return the lowest ask that is left free and admits ``bid``, or ``below`` if there is none lower.
 
         What the bid passed over before the ask that it took is not free for it: no slot and no money came back.
         """
-        for at in self._free(bid, below, taken if bid.drawn is None else 0):
+        found = self._free(bid) & self.index.at_most(below)
+        for at in bits_of(found >> taken << taken if bid.drawn is None else found):
             if self._bond(bid, at) is not None:
                 return self.asks[at].price
         return below
 
-    def price(self, bid: Bid, at: int, bond: int, losers: Sequence[Bid], spare: int | None = None) -> int:
+    def price(self, bid: Bid, at: int, bond: int, spare: int | None = None) -> int:
         """Return what a match costs, and note the bond at that price. ``spare`` is ``spare_price`` of a group."""
         ask = self.asks[at]
-        price = min(bid.limit, max(self._rival(at, losers), self.pressed.get((bid.task, at), 0)))
+        price = min(bid.limit, max(self.rivals.get(at, 0), self.pressed.get((bid.task, at), 0)))
         if price > ask.price:
             price = self._spare(bid, price, at) if spare is None else min(price, spare)
         if price <= ask.price:
@@ -259,32 +319,48 @@ class _Call:
     def is_outbid(self, bid: Bid) -> bool:
         """Tell whether a machine would have had the job, had others not taken its slots."""
         if bid.members:
-            slots, funds = [ask.slots for ask in self.asks], [ask.funds for ask in self.asks]
-            return self._seats(bid, slots, funds) is not None
-        for at, ask in enumerate(self.asks):
-            if ask.price > bid.limit:
-                return False
-            if ask.slots > self.slots[at] and ask.meets(bid) and self._could(bid, at):
-                return True
-        return False
+            return self._seats(bid, self.begun, [ask.funds for ask in self.asks]) is not None
+        return any(self._could(bid, at) for at in bits_of(self._backers(bid) & self.taken))
+
+
+def in_order(asks: Sequence[Ask]) -> list[Ask]:
+    """Return asks in the order in which a bid takes them: lower prices first, then better records, then by lot."""
+    return sorted(asks, key=lambda ask: (ask.price, -ask.standing, ask.tie))
 
 
 def _listed(found: tuple[int, int] | None) -> list[tuple[int, int]] | None:
     return None if found is None else [found]
 
 
-def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
+def _one_by_one(bond_of: BondOf) -> FundedBy:
+    """Return what looks at each pair of a bid and an ask."""
+
+    def funded_by(asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:
+        def funded_for(bid: Bid) -> int:
+            bonds = (bond_of(bid, ask, ask.price) for ask in asks)
+            can = (bond is not None and bond <= most for bond, most in zip(bonds, funds, strict=True))
+            return sum(1 << at for at, is_funded in enumerate(can) if is_funded)
+
+        return funded_for
+
+    return funded_by
+
+
+def clear(
+    asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf, funded_by: FundedBy | None = None
+) -> Outcome:  # fmt: skip
     """Match bids with asks. The order in which they are given changes nothing.
 
     A bid takes a slot whose machine can lock the bond beside what it locks for earlier bids of the call. The
     price is ``max(own ask, min(own limit, highest limit without a machine that this one admits, lowest ask left
     free that admits this bid))``. Where the machine cannot lock the bond for more than its ask, it is the ask.
 
-    Every pair counts: with a bound on failures, bids that nobody can back would hide machines and other bids.
-    ``bond_of`` is asked ``bids * (asks + bids)`` times at most, and for each machine that is drawn for a bid; of a
-    group, beside, for each of its seats as often as there are bids.
+    Every pair counts: with a bound on failures, bids that nobody can back would hide machines and other bids. No
+    pair is looked at by itself: ``funded_by`` finds the asks that can back a bid together. Beside that ``bond_of``
+    is asked for the ask of each match, its price and its rival, and for each bid of ``CHANGED_MAX`` asks at most
+    and of those that ``funded_by`` names in excess. Without ``funded_by`` it is asked for each pair.
     """
-    call = _Call(asks, bids, bond_of)
+    call = _Call(asks, bids, bond_of, funded_by or _one_by_one(bond_of))
     taken: list[_Taken] = []
     losers: list[Bid] = []
     for bid in call.bids:
@@ -296,10 +372,11 @@ def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
     for bid in losers:
         if bid.members:
             call.press(bid, taken)
+    call.note_rivals(losers)
     matches: list[Match] = []
     for bid, given in taken:
         spare = call.spare_price(bid, given) if bid.members else None
-        matches += [Match(bid, call.asks[at], call.price(bid, at, bond, losers, spare)) for at, bond in given]
+        matches += [Match(bid, call.asks[at], call.price(bid, at, bond, spare)) for at, bond in given]
     outbid = [bid for bid in losers if call.is_outbid(bid)]
     beaten = {bid.task for bid in outbid}
     unmet = tuple(bid for bid in losers if bid.task not in beaten)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from billing.prices import BPS
@@ -15,8 +17,10 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import balance_of
 from state.view.records import items_of, read_record
 from tasks.ledger import registry
-from tasks.ledger.auction import Ask, Bid, Match, clear
+from tasks.ledger.ask_index import AskIndex, bits_of, places_of
+from tasks.ledger.auction import Ask, Bid, FundedFor, Match, clear, in_order
 from tasks.ledger.audits import bond_floor
+from tasks.ledger.bond_index import Backing, BondIndex
 from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
@@ -141,21 +145,66 @@ class _Call:
         self.seed = digest(b"call", scope.block.beacon)
         self.nodes, self.is_whole = self._nodes()
         self.checkers = Checkers(scope.state, self.seed, scope.block.steady_ms, scope.parameters)
-        self.unchecked: set[bytes] = set()
+        self.given: set[bytes] = set()
+        """Machines that the call has given a job."""
         self._bonds_of: dict[bytes, Callable[[bytes, int], int | None]] = {}
+        self._backing: dict[bytes, Backing] = {}
+        self._weights: dict[bytes, int] = {}
         self._lone: dict[bytes, LoneSeat] = {}
         self.bonds = {
             task: Bonds(case.spec, case.record.next_window, scope.parameters) for task, case in cases.items()
         }
-        self.floors = tuple(
+        usual, new = (
             bond_floor(scope.block.base_fee, is_new=is_new, parameters=scope.parameters)
             for is_new in (False, True)
         )
-        self.coming = [
-            self._ask(node)._replace(price=node.profile.price_per_tera_unit)
-            for node in self.nodes.values()
-            if node.asked_height > height
-        ]
+        self.floors = usual, new
+        self.asks = in_order([ask for ask in map(self._ask, self.nodes.values()) if ask.price])
+
+    # What all asks have together
+
+    @cached_property
+    def _coming(self) -> AskIndex[Ask]:
+        """Machines whose price is too new for this call."""
+        return AskIndex(
+            [
+                self._ask(node)._replace(price=node.profile.price_per_tera_unit)
+                for node in self.nodes.values()
+                if node.asked_height > self.height
+            ]
+        )
+
+    @cached_property
+    def _by_price(self) -> AskIndex[Ask]:
+        return AskIndex(self.asks)
+
+    @cached_property
+    def _ring(self) -> AskIndex[Ask]:
+        """Asks in the order of their ties, from which machines are drawn."""
+        return AskIndex(sorted(self.asks, key=lambda ask: ask.tie))
+
+    @cached_property
+    def _bond_index(self) -> BondIndex:
+        proved = [self.nodes[ask.machine].proved for ask in self.asks]
+        return BondIndex(self.asks, proved, self.floors, self.scope.parameters)
+
+    @cached_property
+    def _checkable(self) -> Callable[[bytes], int]:
+        """Tell of a requester which asks are of machines that somebody could check."""
+        return self.checkers.of_workers([self.nodes[ask.machine] for ask in self.asks])
+
+    def _funded_by(self, _asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:
+        """Return what finds the asks that can back a bid (R92); those are in the order of ``self.asks``."""
+        index, can_check, cases = self._bond_index, self._checkable, self.cases
+        have = index.funds(funds)
+
+        def funded_for(bid: Bid) -> int:
+            known = self._backing.get(bid.task)
+            if known is None:
+                known = self._backing[bid.task] = index.backing_of(self.bonds[bid.task])
+            return index.backers(known, have) & can_check(cases[bid.task].record.requester)
+
+        return funded_for
 
     def _nodes(self) -> tuple[dict[bytes, NodeRecord], bool]:
         """Return machines that may take a task, from a drawn place on, and whether there are no others."""
@@ -185,12 +234,12 @@ class _Call:
             reputation_milli(node), self._tie(node.address), node.operator,
         )  # fmt: skip
 
-    def _bid(self, case: Case, ring: Sequence[Ask]) -> Bid:
+    def _bid(self, case: Case) -> Bid:
         record, wanted = case.record, case.spec.requirements
         tie = self._tie(record.id)
         bid = Bid(
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
-            frozenset(record.excluded), tie, least_bond=self.bonds[record.id].least,
+            frozenset(record.excluded), tie,
         )  # fmt: skip
         group = self.groups.get(record.id)
         if group is not None:
@@ -204,9 +253,10 @@ class _Call:
         if self._is_vain(record):
             # Where most of all weights leave what they take, honest machines are dear: later draws have all.
             is_bounded = record.vain_offers < self.scope.parameters.offers_ranked + BOUNDED_DRAWS
-            return bid._replace(drawn=self._offered(bid, ring) if is_bounded else self._drawn(bid, ring))
+            pool = self._candidates(bid)
+            return bid._replace(drawn=self._draw(bid, _without_dear(pool, self._weight) if is_bounded else pool))
         if record.phase == Phase.DEGRADED:
-            return bid._replace(drawn=self._replacing(bid, ring))
+            return bid._replace(drawn=self._draw(bid, self._replacing(bid)), then_lowest=True)
         return bid
 
     def _lone_seat(self, group: bytes) -> LoneSeat:
@@ -219,59 +269,45 @@ class _Call:
     def _is_vain(self, record: TaskRecord) -> bool:
         return record.vain_offers >= self.scope.parameters.offers_ranked
 
-    def _replacing(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
-        """Draw machines for a task that has lost its worker among the lower asks; after them come all, by price.
+    def _replacing(self, bid: Bid) -> list[Ask]:
+        """Return the machines to draw from for a task that has lost its worker: some of the lower asks (R63).
 
-        Whoever cuts the line of a worker shall not have its work for a low ask.
+        Whoever cuts the line of a worker shall not have its work for a low ask. After what is drawn of them come
+        all, by price.
         """
-        meeting = [ask for ask in ring if ask.price <= bid.limit and ask.meets(bid)]
-        highest = REPLACING_BPS * min((ask.price for ask in meeting), default=0) // BPS
-        drawn = self._drawn(bid._replace(limit=highest), meeting)
-        rest = sorted(meeting, key=lambda ask: (ask.price, -ask.standing, ask.tie))
-        return (*drawn, *(ask.machine for ask in rest if ask.machine not in drawn))
+        meeting = places_of(self._ring.meeting(bid))
+        if not meeting:
+            return []
+        lowest = self.asks[next(bits_of(self._by_price.meeting(bid)))]
+        low = bid._replace(limit=REPLACING_BPS * lowest.price // BPS)
+        return self._around(places_of(self._ring.meeting(low)), meeting[_place(bid, len(meeting))])
 
-    def _offered(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
-        """Draw machines for a task whose offers came to nothing among those that are not dear (R52).
+    def _candidates(self, bid: Bid) -> list[Ask]:
+        """Return the machines to draw from for a task whose offers came to nothing.
 
-        Dear is what asks more than ``DEAR_BPS`` of the middle ask; half of all weights ask that at most. So cheap
-        machines that take a task and leave it do not hand it to a dear one, nor can they make the others dear.
+        They are drawn by bonds and records: an ask costs nothing, so many machines could take turns in keeping a
+        task from all others.
         """
-        pool = self._candidates(bid, ring)
-        asks = sorted((ask.price, self._weight(ask)) for ask in pool)
-        left, middle = sum(weight for _, weight in asks), 0
-        for price, weight in asks:
-            left -= 2 * weight
-            if left <= 0:
-                middle = price
-                break
-        return self._draw(bid, [ask for ask in pool if ask.price * BPS <= middle * DEAR_BPS])
+        return self._around(places_of(self._ring.meeting(bid)), _place(bid, len(self.asks)))
 
-    def _drawn(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
-        """Draw machines by bonds and records.
-
-        An ask costs nothing, so many machines could take turns in keeping a task from all others.
-        """
-        return self._draw(bid, self._candidates(bid, ring))
-
-    def _candidates(self, bid: Bid, ring: Sequence[Ask]) -> list[Ask]:
-        start = int.from_bytes(bid.tie[:8], "big") % max(1, len(ring))
-        pool: list[Ask] = []
-        for ask in (*ring[start:], *ring[:start]):
-            if ask.price <= bid.limit and ask.meets(bid):
-                pool.append(ask)
-                if len(pool) == self.scope.parameters.candidates_max:
-                    break
-        return pool
+    def _around(self, places: Sequence[int], start: int) -> list[Ask]:
+        """Return the first asks at ``places`` of the ring from ``start`` on and around."""
+        at = bisect_left(places, start)
+        chosen = (*places[at:], *places[:at])[: self.scope.parameters.candidates_max]
+        return [self._ring.asks[place] for place in chosen]
 
     def _weight(self, ask: Ask) -> int:
-        return self.nodes[ask.machine].backing * (1 + ask.standing)
+        known = self._weights.get(ask.machine)
+        if known is None:
+            known = self._weights[ask.machine] = self.nodes[ask.machine].backing * (1 + ask.standing)
+        return known
 
     def _draw(self, bid: Bid, pool: Sequence[Ask]) -> tuple[bytes, ...]:
         weights = [self._weight(ask) for ask in pool]
         return tuple(pool[at].machine for at in draw_weighted(digest(b"worker-draw", bid.tie), weights, DRAWN_MAX))
 
     def _bond_of(self, bid: Bid, ask: Ask, price: int) -> int | None:
-        """Return the bond of a pair; a call has up to ``PAIRS_PER_CALL_MAX`` of them (R20)."""
+        """Return the bond of a pair, or None if the machine may not have the job."""
         of_bid = self._bonds_of.get(bid.task)
         if of_bid is None:
             of_bid = self._bonds_of[bid.task] = self._bonds_for(bid.task)
@@ -281,12 +317,11 @@ class _Call:
         """Return what ``_bond_of`` does for one bid: what its machines have in common is looked up once."""
         case, bonds, nodes, floors = self.cases[task], self.bonds[task], self.nodes, self.floors
         can_check, at, is_new = self.checkers.of_requester(case.record.requester), bonds.at, bonds.is_new
-        has_open, unchecked = bool(case.record.open_windows), self.unchecked
+        has_open = bool(case.record.open_windows)
 
         def bond_of(machine: bytes, price: int) -> int | None:
             node = nodes[machine]
             if not can_check(node):
-                unchecked.add(task)
                 return None
             if has_open and case.state.get(by_duty_key(machine, task)) is not None:
                 return None  # its earlier windows are not settled
@@ -297,9 +332,9 @@ class _Call:
 
     def run(self) -> None:
         """Match, and note what it cost."""
-        asks = [ask for ask in map(self._ask, self.nodes.values()) if ask.price]
-        ring = sorted(asks, key=lambda ask: ask.tie)
-        outcome = clear(asks, [self._bid(case, ring) for case in self.cases.values()], self._bond_of)
+        bids = [self._bid(case) for case in self.cases.values()]
+        outcome = clear(self.asks, bids, self._bond_of, self._funded_by)
+        self.given = {match.ask.machine for match in outcome.matches}
         grouped: dict[bytes, list[Match]] = {}
         for match in outcome.matches:
             if match.bid.members:
@@ -323,12 +358,43 @@ class _Call:
         start_group(self.scope, self.groups[task].id, seated, [match.ask.rate for match in matches])
         self.cases[task] = Case.load(self.scope, task)
 
+    def _is_unchecked(self, bid: Bid) -> bool:
+        """Tell whether a machine that meets a bid, and was looked at for it, can be checked by nobody.
+
+        Those are the machines whose money would do for some bond, and those that the call gave other jobs.
+        """
+        looked = self._by_price.meeting(bid) & ~self._checkable(self.cases[bid.task].record.requester)
+        if not looked or bid.members:
+            return bool(looked)
+        least = self.bonds[bid.task].least
+        return any(self.asks[at].funds >= least or self.asks[at].machine in self.given for at in bits_of(looked))
+
     def _miss(self, bid: Bid) -> Miss:
         """Tell why no machine of the call would do; one whose price is too new for it may do in the next."""
-        if bid.task in self.unchecked:
+        if self._is_unchecked(bid):
             return Miss.UNCHECKED
-        may_come = any(ask.price <= bid.limit and ask.meets(bid) for ask in self.coming)
-        return Miss.NOBODY if self.is_whole and not may_come else Miss.UNSEEN
+        return Miss.NOBODY if self.is_whole and not self._coming.meeting(bid) else Miss.UNSEEN
+
+
+def _place(bid: Bid, count: int) -> int:
+    """Return the place of a bid among ``count``, by its tie."""
+    return int.from_bytes(bid.tie[:8], "big") % max(1, count)
+
+
+def _without_dear(pool: Sequence[Ask], weight_of: Callable[[Ask], int]) -> list[Ask]:
+    """Return those of ``pool`` that are not dear (R52).
+
+    Dear is what asks more than ``DEAR_BPS`` of the middle ask; half of all weights ask that at most. So cheap
+    machines that take a task and leave it do not hand it to a dear one, nor can they make the others dear.
+    """
+    asks = sorted((ask.price, weight_of(ask)) for ask in pool)
+    left, middle = sum(weight for _, weight in asks), 0
+    for price, weight in asks:
+        left -= 2 * weight
+        if left <= 0:
+            middle = price
+            break
+    return [ask for ask in pool if ask.price * BPS <= middle * DEAR_BPS]
 
 
 def _note_prices(state: Overlay, time_ms: int, cases: dict[bytes, Case], matches: Sequence[Match]) -> None:

@@ -75,19 +75,17 @@ def draw_weighted(
     With ``owners`` no two positions have one in common: the others leave with the first.
     """
     left = list(range(len(weights)))
+    total = sum(weights)
     drawn: list[int] = []
     while left and len(drawn) < count:
-        point = _stream(seed, len(drawn), sum(weights[at] for at in left))
-        for at in left:
-            point -= weights[at]
-            if point < 0:
-                drawn.append(at)
-                left = [
-                    other
-                    for other in left
-                    if other != at and (owners is None or set(owners[other]).isdisjoint(owners[at]))
-                ]
-                break
+        point = _stream(seed, len(drawn), total)
+        at = next(at for at in left if (point := point - weights[at]) < 0)
+        drawn.append(at)
+        left.remove(at)
+        total -= weights[at]
+        if owners is not None:
+            left = [other for other in left if set(owners[other]).isdisjoint(owners[at])]
+            total = sum(weights[other] for other in left)
     return drawn
 
 
@@ -181,6 +179,26 @@ class Checkers:
 
         self._has[requester] = has
         return has
+
+    def of_workers(self, workers: Sequence[NodeRecord]) -> Callable[[bytes], int]:
+        """Return what gives for a requester the set of ``workers`` (``ask_index``) for whom ``has`` is true.
+
+        Workers with the same verifiers are looked at together.
+        """
+        alike: dict[int, int] = {}
+        for at, worker in enumerate(workers):
+            its = self._without(worker.parties)
+            alike[its] = alike.get(its, 0) | 1 << at
+        known: dict[bytes, int] = {}
+
+        def checkable(requester: bytes) -> int:
+            found = known.get(requester)
+            if found is None:
+                theirs = self._without(_parties_of(self._state, requester))
+                found = known[requester] = sum(those for its, those in alike.items() if theirs & its)
+            return found
+
+        return checkable
 
     def has(self, requester: bytes, worker: NodeRecord) -> bool:
         """Tell whether somebody could check ``worker`` who belongs neither to its owner nor to the requester's."""

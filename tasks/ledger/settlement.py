@@ -315,6 +315,12 @@ class Bonds:
         self._thousand, self._bond_bps = 1000 * self._whole, parameters.bond_windows_bps
         self.least = self._terms(self._few)[1] if self._few else 0
         """No machine's bond is less."""
+        self.is_over = not self._left
+        """Whether no window is left."""
+        self.window_units = self._whole
+        """Work units of a window."""
+        self.least_worth = max(_worth(self._whole, self._limit, 0, parameters), parameters.reputation_charge_min)
+        """What audits of a window follow at least, whatever a machine asks."""
 
     def at(self, price_per_tera_unit: int, rate: int, floor: int) -> int:
         """Return four times the pay of the windows that the worker may have open.
@@ -324,17 +330,26 @@ class Bonds:
         """
         if not self._left:
             return 0
-        count = self._few
-        if count < self._left:
-            known, window_ms = rate if rate > self._rate_min else self._rate_min, self._slowest_ms
-            if known:
-                window_ms = min(window_ms, -(-self._thousand // known))
-            count = min(self._left, self._cover.windows(window_ms))
+        units, least = self.terms_at(rate)
+        own = -(-(units * price_per_tera_unit // TERA) * self._bond_bps // BPS)
+        return max(own, least, floor)
+
+    def count_at(self, rate: int) -> int:
+        """Return how many windows the bond of a machine covers; it never falls as the rate rises."""
+        if self._few >= self._left:
+            return self._few
+        known, window_ms = rate if rate > self._rate_min else self._rate_min, self._slowest_ms
+        if known:
+            window_ms = min(window_ms, -(-self._thousand // known))
+        return min(self._left, self._cover.windows(window_ms))
+
+    def terms_at(self, rate: int) -> tuple[int, int]:
+        """Return the work units that the bond of a machine covers, and the bond at a price of nothing."""
+        count = self.count_at(rate)
         terms = self._of_count.get(count)
         if terms is None:
             terms = self._of_count[count] = self._terms(count)
-        own = -(-(terms[0] * price_per_tera_unit // TERA) * self._bond_bps // BPS)
-        return max(own, terms[1], floor)
+        return terms
 
     def _terms(self, count: int) -> tuple[int, int]:
         """Return the units of ``count`` windows, and the bond at a price of nothing."""

@@ -196,6 +196,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
         "pairs_per_call_max": PAIRS_PER_CALL_MAX,
         "drawn_max": market_calls.DRAWN_MAX,
+        "changed_max": auction.CHANGED_MAX,
         "replacing_bps": market_calls.REPLACING_BPS,
         "bounded_draws": market_calls.BOUNDED_DRAWS,
         "dear_bps": market_calls.DEAR_BPS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.ledger.auction import Ask, Bid, Outcome, clear
+from tasks.ledger.auction import Ask, Bid, FundedFor, Outcome, clear
 
 RICH: Final = 10**9
 NEEDS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2))
@@ -196,8 +196,13 @@ def test_machines_without_money_hide_nobody_and_the_work_is_bounded(funds: int) 
     bids = [
         Bid(at.to_bytes(4, "big") * 8, 10, 0, 0, 0, frozenset(), at.to_bytes(4, "big")) for at in range(MANY)
     ]  # fmt: skip
-    assert len(clear(asks, bids, counted).matches) == 50
-    assert calls <= (len(asks) + len(bids)) * len(bids)
+
+    def funded_by(asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:
+        rich = sum(1 << at for at, most in enumerate(funds) if most >= RICH)
+        return lambda bid: rich
+
+    assert len(clear(asks, bids, counted, funded_by).matches) == 50
+    assert calls <= 4 * len(bids)
 
 
 # What shading one's own order gains

@@ -1,0 +1,114 @@
+"""Which asks of a call meet a bid, and which machines can lock its bond: for all of a call's asks at once (R92).
+
+A set of asks is an integer: bit ``at`` stands for the ask at place ``at``. Each field has the sets of asks that
+have at least a value, in the order of values. So a bid takes a search and a few operations on bits for each
+field, and not a look at each ask. Pure: it reads no state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import Final, Generic, Protocol, TypeVar
+
+__all__ = ["AskIndex", "Thresholds", "bits_of", "places_of"]
+
+_BITS: Final = bytes(byte == ord("1") for byte in range(256))
+
+
+def bits_of(chosen: int) -> Iterator[int]:
+    """Yield the places in a set, the lowest first; for sets of which the first few are wanted."""
+    while chosen:
+        low = chosen & -chosen
+        yield low.bit_length() - 1
+        chosen ^= low
+
+
+def places_of(chosen: int) -> list[int]:
+    """Return all places in a set, in order."""
+    digits = format(chosen, "b").encode().translate(_BITS)
+    return list(compress(range(len(digits)), reversed(digits)))
+
+
+class Thresholds:
+    """Of many values at places, the sets of those that are at least a value."""
+
+    __slots__ = ("_sets", "values")
+
+    def __init__(self, values: Sequence[int]) -> None:
+        order = sorted(range(len(values)), key=values.__getitem__)
+        sets, chosen = [0] * (len(values) + 1), 0
+        for at in range(len(order) - 1, -1, -1):
+            chosen |= 1 << order[at]
+            sets[at] = chosen
+        self._sets = sets
+        self.values = [values[at] for at in order]
+        """In ascending order."""
+
+    def at_least(self, value: int) -> int:
+        """Return the set of places whose value is ``value`` or more."""
+        return self._sets[bisect_left(self.values, value)]
+
+
+class _Wanted(Protocol):
+    """What a job needs of a machine, and what it pays at most."""
+
+    @property
+    def limit(self) -> int: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def rate_min(self) -> int: ...
+    @property
+    def rate_max(self) -> int: ...
+    @property
+    def barred(self) -> frozenset[bytes]: ...
+
+
+class _Offered(Protocol):
+    """What a machine has, and what it asks."""
+
+    @property
+    def machine(self) -> bytes: ...
+    @property
+    def price(self) -> int: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def rate(self) -> int: ...
+
+
+_Ask = TypeVar("_Ask", bound=_Offered)
+
+
+class AskIndex(Generic[_Ask]):
+    """Asks at their places, by what they offer."""
+
+    def __init__(self, asks: Sequence[_Ask]) -> None:
+        self.asks = asks
+        self.number = {ask.machine: at for at, ask in enumerate(asks)}
+        self.all = (1 << len(asks)) - 1
+        self.rates = Thresholds([ask.rate for ask in asks])
+        self._prices = Thresholds([ask.price for ask in asks])
+        self._gpus = Thresholds([ask.gpus for ask in asks])
+        self._memories = Thresholds([ask.memory_mib for ask in asks])
+
+    def at_most(self, price: int) -> int:
+        """Return the asks of ``price`` or less."""
+        return self.all & ~self._prices.at_least(price + 1)
+
+    def meeting(self, bid: _Wanted) -> int:
+        """Return the asks that have what a bid needs, at its limit or less: those that ``Ask.meets`` tells."""
+        found = self.at_most(bid.limit) & self._gpus.at_least(bid.gpus) & self._memories.at_least(bid.memory_mib)
+        found &= self.rates.at_least(bid.rate_min) & ~self.rates.at_least(bid.rate_max + 1)
+        if found:
+            for machine in bid.barred:
+                at = self.number.get(machine)
+                if at is not None:
+                    found &= ~(1 << at)
+        return found
