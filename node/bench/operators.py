@@ -35,6 +35,7 @@ _CHALLENGE: Final = (1_024, 1_024, 1_024)
 _SEED: Final = bytes(32)
 _REPEATED_S: Final = 0.002
 _INTEGERS: Final = 1 << 14
+_WEIGHT: Final = 1 << 26
 
 
 class _Case(NamedTuple):
@@ -124,6 +125,7 @@ def _cases(arrays: Arrays) -> Iterator[_Case]:
         yield from _elementwise(arrays, shape)
         yield from _rows(arrays, shape)
         yield from _moves(arrays, shape)
+        yield from _weights(arrays, shape)
     for sides in _PRODUCTS:
         for bits in (15, 20):
             yield _product(arrays, "contract", sides, bits)
@@ -209,6 +211,23 @@ def _rows(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
         for bits in (15, 40):
             yield _Case("row_exponent", (*shape, turned, bits), (kind,), (values,), (bits,))
             yield _Case("quantise", (*shape, turned, bits), (kind, column), (values, exponents), (bits,))
+
+
+def _weights(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
+    kind = TensorType(ElementType.INT64, *shape)
+    column, one = kind._replace(columns=1), TensorType(ElementType.INT64, 1, 1)
+    random, rows = np.random.default_rng(9), shape[0]
+    weights = arrays.load(random.integers(0, _WEIGHT, shape))
+    thresholds = arrays.load(random.integers(0, _WEIGHT, (rows, 1)))
+    totals, place = arrays.load(np.full((rows, 1), _WEIGHT * shape[1])), arrays.load(np.ones((1, 1)))
+    numbers = arrays.load(np.arange(rows).reshape(-1, 1))
+    for name in ("sum_from", "count_from"):
+        yield _Case(name, shape, (kind, column), (weights, thresholds), (1 << 20,))
+    yield _Case("sum_up_to", shape, (kind, column), (weights, thresholds), ())
+    yield _Case("first_above", shape, (kind, column), (weights, thresholds), ())
+    yield _Case("raise_threshold", shape, (column, column, column), (thresholds, totals, totals), (1 << 20,))
+    yield _Case("share_of", shape, (column,), (totals,), (900_000_000,))
+    yield _Case("draw", shape, (column, column, one), (totals, numbers, place), ())
 
 
 def _product(arrays: Arrays, name: str, shape: Sequence[int], bits: int) -> _Case:

@@ -18,7 +18,14 @@ from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
 from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, Adapters, BaseModel, RateSchedule, RowSet
-from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
+from tasks.kinds.generate import (
+    KIND_GENERATE,
+    SAMPLING_FIELDS,
+    Decoding,
+    GeneratePart,
+    PromptSet,
+    TunedAdapter,
+)
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
@@ -163,7 +170,8 @@ def _frozen(top: Mapping[str, Any]) -> BaseModel:
 
 def _generated(top: Mapping[str, Any]) -> GeneratePart:
     dataset = _fields(top["dataset"], "dataset", set(PromptSet._fields))
-    decoding = _fields(top["decoding"], "decoding", set(Decoding._fields))
+    names, more = Decoding._fields[:-SAMPLING_FIELDS], Decoding._fields[-SAMPLING_FIELDS:]
+    decoding = _fields(top["decoding"], "decoding", set(names), optional=set(more))
     if not isinstance(decoding["ends"], list):
         raise ConfigError("decoding.ends: not a list of tokens")
     return GeneratePart(
@@ -176,6 +184,7 @@ def _generated(top: Mapping[str, Any]) -> GeneratePart:
         Decoding(
             _text(decoding["name"], "decoding.name"), _number(decoding["new_tokens"], "decoding.new_tokens"),
             tuple(_number(end, "decoding.ends") for end in decoding["ends"]),
+            *(_number(decoding.get(name, 0), f"decoding.{name}") for name in more),
         ),
         None if top["adapter"] is None else _adapter(top["adapter"]),
     )  # fmt: skip

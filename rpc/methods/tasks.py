@@ -297,7 +297,17 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 },
                 optional=("samples", "shift", "length", "slots"),
             ),
-            "decoding": obj({"name": STRING, "new_tokens": NUMBER, "ends": array(NUMBER)}),
+            "decoding": obj(
+                {
+                    "name": STRING,
+                    "new_tokens": NUMBER,
+                    "ends": array(NUMBER),
+                    "temperature": NUMBER,
+                    "top_p": NUMBER,
+                    "top_k": NUMBER,
+                },
+                description="Temperature and `top_p` are in units of 10^-9. The last three are 0 in a greedy job.",
+            ),
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "batch": NUMBER,

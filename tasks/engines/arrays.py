@@ -84,6 +84,10 @@ class NumpyArrays:
         """See Arrays."""
         return values.sum(axis=axis, keepdims=True)
 
+    def running_sums(self, values: Array) -> Array:
+        """See Arrays."""
+        return values.cumsum(axis=1)
+
     def exponent(self, values: Array) -> Array:
         """See Arrays."""
         return ((values.view(np.int64) >> _EXPONENT_SHIFT) & _EXPONENT_MASK) - _EXPONENT_BIAS

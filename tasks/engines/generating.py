@@ -27,6 +27,7 @@ from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SU
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
 from tasks.programs.program import Computation, SourceKind
 from tasks.programs.running import ResultRunner, Runner, content_of
+from tasks.programs.sampling import Sampling, sampling_computation
 from tasks.programs.tensors import ElementType
 
 __all__ = ["Generator", "completions", "first_state", "prompt_contents"]
@@ -87,6 +88,11 @@ def completions(shape: GenerateShape, data: Mapping[str, bytes], state: Training
 @lru_cache(maxsize=8)
 def _computation(shape: LlamaShape, run: Pass) -> Computation:
     return llama_forward(shape, run)
+
+
+@lru_cache(maxsize=8)
+def _drawing(how: Sampling, count: int, vocabulary: int) -> Computation:
+    return sampling_computation(how, count, vocabulary)
 
 
 class Generator(Steps):
@@ -156,6 +162,8 @@ class Generator(Steps):
         while count > 1:
             tokens = self._tokens(rows, made, place, count)
             logits, choice, *cache = self._pass(tokens, place)
+            if shape.sampling is not None:
+                choice = self._sampled(shape.sampling, logits, rows, place, count)
             following = self._following(choice, tokens, lengths, place)
             right = self._right(following, rows, made, place)
             if right == count:
@@ -190,6 +198,16 @@ class Generator(Steps):
             cache += [self._model[name] for name in adapter_tensors(shape.model, shape.adapter)]
         runner = ResultRunner(_computation(shape.model, run), arrays)
         return runner.run([*weights, *loaded, *cache], self._context())
+
+    def _sampled(self, how: Sampling, logits: Array, rows: slice, place: int, count: int) -> Array:
+        """Return the tokens that are drawn at ``count`` places of each row, as the program draws them."""
+        arrays, batch = self._arrays, self._shape.batch
+        numbers = np.repeat(np.arange(rows.start, rows.stop), count)
+        places = np.tile(np.arange(place, place + count), batch)
+        columns = [arrays.load(one.astype(np.float64).reshape(-1, 1)) for one in (numbers, places)]
+        runner = ResultRunner(_drawing(how, batch * count, self._shape.model.vocabulary), arrays)
+        (choice,) = runner.run([logits, *columns], self._context())
+        return choice
 
     def _cache_names(self) -> list[str]:
         names = cache_tensors(self._shape.model, self._shape.batch, self._shape.places)

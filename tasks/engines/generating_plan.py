@@ -66,7 +66,7 @@ def _program(shape: GenerateShape) -> Program:
 
 @dataclass(frozen=True)
 class GeneratingPlan:
-    """What a run of decoding follows from. The seed changes nothing: the likeliest token is taken.
+    """What a run of decoding follows from. The seed says which tokens are drawn, if any are.
 
     Raises UnsupportedJob beyond the limits of a job.
     """

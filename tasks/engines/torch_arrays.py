@@ -115,6 +115,10 @@ class TorchArrays:
         """See Arrays."""
         return self._torch.sum(values, dim=axis, keepdim=True)
 
+    def running_sums(self, values: Array) -> Array:
+        """See Arrays."""
+        return self._torch.cumsum(values, dim=1)
+
     def exponent(self, values: Array) -> Array:
         """See Arrays."""
         return ((values.view(self._torch.int64) >> _EXPONENT_SHIFT) & _EXPONENT_MASK) - _EXPONENT_BIAS

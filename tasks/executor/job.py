@@ -38,6 +38,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape
 from tasks.programs.generate import GenerateShape
 from tasks.programs.llama_shape import Adapter, LlamaShape, model_bytes
+from tasks.programs.sampling import Sampling
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -127,7 +128,8 @@ class Job:
         if isinstance(plan, GeneratingPlan):
             made = plan.shape
             return encode([
-                3, [int(value) for value in astuple(made.model)], [made.batch, made.rows, made.length, made.new],
+                3, [int(value) for value in astuple(made.model)],
+                [made.batch, made.rows, made.length, made.new, *(made.sampling or ())],
                 list(made.ends), _adapter_value(made.adapter), plan.seed, self.model_root, self.adapter_root,
                 *rest,
             ])  # fmt: skip
@@ -182,12 +184,15 @@ class Job:
                 3, list(model), list(rows), list(ends), list(adapter), bytes(seed), bytes(model_root),
                 bytes(adapter_root), bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
             ] if (
-                _are_integers(model, 12) and _are_integers(rows, 4) and _are_integers(ends, len(ends))
-                and set(model[-2:]) <= {0, 1}
+                _are_integers(model, 12) and _are_integers(rows, 7 if len(rows) > 4 else 4)
+                and _are_integers(ends, len(ends)) and set(model[-2:]) <= {0, 1}
             ):  # fmt: skip
                 try:
-                    batch, count, length, new = rows
-                    made = GenerateShape(_llama(model), batch, count, length, new, tuple(ends), _adapter(adapter))
+                    batch, count, length, new, *how = rows
+                    made = GenerateShape(
+                        _llama(model), batch, count, length, new, tuple(ends), _adapter(adapter),
+                        Sampling(*how) if how else None,
+                    )  # fmt: skip
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
                 decoded = GeneratingPlan(made, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from state.primitives.errors import DecodeError
@@ -33,6 +33,8 @@ class KindFields:
     """Arrays of texts of any length."""
     optional: frozenset[str] = frozenset()
     """Inner arrays that may be empty; then none of their fields is there."""
+    trailing: Mapping[str, int] = field(default_factory=dict)
+    """Inner arrays that may end before so many of their last fields; then none of these is there."""
 
     def with_more(self, other: KindFields, at: int) -> KindFields:
         """Return these fields with those of another in between."""
@@ -40,6 +42,7 @@ class KindFields:
             (*self.fields[:at], *other.fields, *self.fields[at:]), {**self.ranges, **other.ranges},
             self.hashes | other.hashes, self.texts | other.texts, self.integers | other.integers,
             self.names | other.names, self.optional | other.optional,
+            {**self.trailing, **other.trailing},
         )  # fmt: skip
 
 
@@ -56,9 +59,9 @@ def fields_by_name(value: Any, kind: KindFields) -> Found:
             continue
         if not item and name in kind.optional:
             continue
-        if len(item) != len(inner):
+        if len(item) not in (len(inner), len(inner) - kind.trailing.get(name, 0)):
             raise _fault(f"{name}: {len(inner)} fields expected")
-        for part, each in zip(inner, item, strict=True):
+        for part, each in zip(inner, item, strict=False):
             found[f"{name}.{part}"] = each
     return found
 

@@ -19,14 +19,19 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.lazy import LazyMapping
 from tasks.programs.llama_shape import Adapter
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.program import SourceKind
+from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
+from tasks.programs.tensors import DIMENSION_MAX
 
 __all__ = [
     "DECODING_GREEDY",
+    "DECODING_SAMPLED",
     "GENERATE_FIELDS",
     "GENERATE_NAMES",
     "KIND_GENERATE",
+    "SAMPLING_FIELDS",
     "Decoding",
     "GeneratePart",
     "PromptSet",
@@ -35,6 +40,8 @@ __all__ = [
 
 KIND_GENERATE: Final = "generate"
 DECODING_GREEDY: Final = "greedy"
+DECODING_SAMPLED: Final = "sampled"
+SAMPLING_FIELDS: Final = len(Sampling._fields)
 PLANS_HELD_MAX: Final = 256
 """Plans kept in memory."""
 
@@ -52,11 +59,42 @@ class PromptSet(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """How tokens are chosen, how many after the longest prompt, and which of them end a row."""
+    """How tokens are chosen, how many after the longest prompt, and which of them end a row.
+
+    Of a greedy job the last three are 0, and no specification has them. See ``Sampling`` for their units.
+    """
 
     name: str
     new_tokens: int
     ends: tuple[int, ...]
+    temperature: int = 0
+    top_p: int = 0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, new_tokens: int, ends: tuple[int, ...], sampling: Sampling | None) -> Decoding:
+        """Return a greedy decoding, or one that samples."""
+        if sampling is None:
+            return cls(DECODING_GREEDY, new_tokens, ends)
+        return cls(DECODING_SAMPLED, new_tokens, ends, *sampling)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How tokens are drawn; None if the likeliest one is taken."""
+        return Sampling(self.temperature, self.top_p, self.top_k) if self.name == DECODING_SAMPLED else None
+
+    def check(self) -> Decoding:
+        """Return itself. Raises ProgramInvalid for another name, and for a greedy job that says how to sample."""
+        if self.name not in (DECODING_GREEDY, DECODING_SAMPLED):
+            raise ProgramInvalid(f"decoding.name: {DECODING_GREEDY} or {DECODING_SAMPLED} expected")
+        if self.sampling is None and any(self[-SAMPLING_FIELDS:]):
+            raise ProgramInvalid(f"decoding: a {DECODING_GREEDY} job has {len(self) - SAMPLING_FIELDS} fields")
+        return self
+
+    def to_value(self) -> list[Value]:
+        """Return the fields in their order, without those that a greedy job does not have."""
+        found: list[Value] = [self.name, self.new_tokens, list(self.ends)]
+        return found if self.sampling is None else [*found, *self.sampling]
 
 
 class TunedAdapter(NamedTuple):
@@ -85,28 +123,26 @@ class GeneratePart(NamedTuple):
     @classmethod
     def of(cls, found: Found) -> GeneratePart:
         """Return the part of checked fields."""
-        name, new, ends = (found[f"decoding.{field}"] for field in Decoding._fields)
         return cls(
             BaseModel(*[found[f"model.{field}"] for field in BaseModel._fields]),
             PromptSet(*[found[f"dataset.{field}"] for field in PromptSet._fields]),
             found["batch"],
-            Decoding(name, new, tuple(ends)),
+            _decoding_of(found),
             _adapter_of(found),
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         """What must be named as this version runs it."""
-        return self.model.name, self.decoding.name
+        return (self.model.name,)
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
-        name, new, ends = self.decoding
         adapter: list[Value] = []
         if self.adapter is not None:
             blob, root, rank, alpha, targets, step = self.adapter
             adapter = [blob, root, rank, alpha, list(targets), step]
-        return [list(self.model), list(self.dataset), self.batch, [name, new, list(ends)], adapter]
+        return [list(self.model), list(self.dataset), self.batch, self.decoding.to_value(), adapter]
 
     def plan(self, seed: bytes, total_steps: int) -> GeneratingPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -140,11 +176,17 @@ class GeneratePart(NamedTuple):
 
     @property
     def _shape(self) -> GenerateShape:
-        data, decoding = self.dataset, self.decoding
+        data, decoding = self.dataset, self.decoding.check()
         return GenerateShape(
             self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends,
-            None if self.adapter is None else Adapter(*self.adapter[2:]),
+            None if self.adapter is None else Adapter(*self.adapter[2:]), decoding.sampling,
         )  # fmt: skip
+
+
+def _decoding_of(found: Found) -> Decoding:
+    name, new, ends = (found[f"decoding.{field}"] for field in Decoding._fields[:-SAMPLING_FIELDS])
+    rest = [found.get(f"decoding.{field}", 0) for field in Decoding._fields[-SAMPLING_FIELDS:]]
+    return Decoding(name, new, tuple(ends), *rest)
 
 
 def _adapter_of(found: Found) -> TunedAdapter | None:
@@ -154,7 +196,7 @@ def _adapter_of(found: Found) -> TunedAdapter | None:
     return TunedAdapter(blob, root, rank, alpha, tuple(targets), step)
 
 
-GENERATE_NAMES: Final = (MODEL_LLAMA, DECODING_GREEDY)
+GENERATE_NAMES: Final = (MODEL_LLAMA,)
 GENERATE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, PromptSet._fields), ("batch", int, ()),
@@ -164,7 +206,8 @@ GENERATE_FIELDS: Final = KindFields(
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
-        "decoding.new_tokens": (1, INTEGER_MAX), "adapter.step": (0, STEPS_MAX),
+        "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),
+        "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), "adapter.step": (0, STEPS_MAX),
         "adapter.rank": (1, INTEGER_MAX), "adapter.alpha": (1, INTEGER_MAX),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
@@ -172,6 +215,7 @@ GENERATE_FIELDS: Final = KindFields(
     integers=frozenset({"decoding.ends"}),
     names=frozenset({"adapter.targets"}),
     optional=frozenset({"adapter"}),
+    trailing={"decoding": SAMPLING_FIELDS},
 )  # fmt: skip
 
 

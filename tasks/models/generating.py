@@ -15,7 +15,6 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_
 from tasks.engines.state import TrainingState
 from tasks.kinds.finetune import FinetunePart
 from tasks.kinds.generate import (
-    DECODING_GREEDY,
     KIND_GENERATE,
     Decoding,
     GeneratePart,
@@ -26,6 +25,7 @@ from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, sched
 from tasks.models.prompts import prompts_of
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import model_bytes, weight_tensors
+from tasks.programs.sampling import Sampling
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = ["GeneratingJob", "GeneratingSettings", "Tuned", "make_generating"]
@@ -39,7 +39,7 @@ class GeneratingSettings:
     """What a requester chooses.
 
     ``batch`` 0: the largest number up to ``BATCH_WANTED`` that divides the prompts. ``ends`` None: those of the
-    tokeniser, none where no prompt is text.
+    tokeniser, none where no prompt is text. ``sampling`` None: the likeliest token is taken.
     """
 
     new_tokens: int = 64
@@ -47,6 +47,7 @@ class GeneratingSettings:
     ends: tuple[int, ...] | None = None
     segment_steps: int = 0
     """0: as for fine-tuning."""
+    sampling: Sampling | None = None
 
 
 class Tuned(Protocol):
@@ -93,7 +94,7 @@ def make_generating(
     batch, notes = _batch(settings.batch, rows)
     unnamed = GeneratePart(
         base_model(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length), batch,
-        Decoding(DECODING_GREEDY, settings.new_tokens, ends), None if tuned is None else _adapter(tuned),
+        Decoding.of(settings.new_tokens, ends, settings.sampling), None if tuned is None else _adapter(tuned),
     )  # fmt: skip
     total = rows // batch * (length + settings.new_tokens - 1)
     plan = unnamed.plan(seed, total)

@@ -76,6 +76,9 @@ class Arrays(Protocol):
     def sum_integers(self, values: Array, axis: int) -> Array:
         """Return the float64 sum along ``axis``, which stays; exact only while every partial sum is < 2**53."""
 
+    def running_sums(self, values: Array) -> Array:
+        """Return for each column the float64 sum of its row up to it; exact only for sums of integers < 2**53."""
+
     def exponent(self, values: Array) -> Array:
         """Return the unbiased binary exponent of each value as an integer array."""
 

@@ -1,8 +1,9 @@
 """One step of decoding a batch of prompts, as a program (market.md 4.6).
 
 A step takes each row of a batch from one place to the next. It reads the token there, adds its keys and values to
-a cache, and chooses the likeliest next token. The state has the tokens of all rows, and the cache of one batch. So
-whatever a step reads was agreed on before, and the first false token of a liar is an element of one step.
+a cache, and chooses the next token: the likeliest one, or a random one (``sampling``). The state has the tokens of
+all rows, and the cache of one batch. So whatever a step reads was agreed on before, and the first false token of a
+liar is an element of one step.
 
 While a row stands within its prompt its choices are made too, and nobody reads them. A token of ``ends`` that was
 made repeats itself to the end of the row.
@@ -29,6 +30,7 @@ from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX
 from tasks.programs.permutation import COUNT_MAX
 from tasks.programs.program import Program, Source, SourceKind
+from tasks.programs.sampling import Sampling, sampled
 from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
@@ -61,7 +63,7 @@ class GenerateShape:
 
     There are ``rows`` prompts of ``length`` tokens at most; ``batch`` of them are decoded together. The longest
     gets ``new`` tokens, shorter ones more. ``ends`` are tokens, in order. A tuned model has an ``adapter``.
-    Raises ProgramInvalid.
+    Without ``sampling`` the likeliest token is taken. Raises ProgramInvalid.
     """
 
     model: LlamaShape
@@ -71,6 +73,7 @@ class GenerateShape:
     new: int
     ends: tuple[int, ...] = ()
     adapter: Adapter | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.new < 1 or self.places > self.model.context:
@@ -87,6 +90,8 @@ class GenerateShape:
         ):
             raise ProgramInvalid(f"end tokens: up to {ENDS_MAX} of the vocabulary, in order, each once")
 
+        if self.sampling is not None:
+            self.sampling.check()
         if self.adapter is not None:
             tuned_shape(self.model, self.adapter)
             if not 0 <= self.adapter.step <= STEPS_MAX:
@@ -222,7 +227,10 @@ class _Step(Layers):
         self.marks.append(Mark(Part.HEAD, ONCE, build.calls))
         _, logits = self.logits(stream)
         largest = build.call("row_maximum", logits)
-        choice = build.call("find", logits, largest)
+        if job.sampling is None:
+            choice = build.call("find", logits, largest)
+        else:
+            choice = sampled(build, job.sampling, logits, largest, rows, self.first)
         following = build.call(
             "until", choice, token, lengths, self.first, attributes=(job.model.vocabulary, *job.ends)
         )

@@ -11,6 +11,7 @@ from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
+from tasks.programs.sampling import count_sampling
 from tasks.programs.tally import Cost, Tally
 
 __all__ = ["check_generate", "generate_cost"]
@@ -33,6 +34,10 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
     if shape.adapter is not None:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
+    if shape.sampling is None:
+        found.fold("find", batch, batch * model.vocabulary)
+    else:
+        count_sampling(found, shape.sampling, batch, model.vocabulary, constants)
     found.each(1, *["scalar"] * len(constants), "step_place")
     if shape.rows * shape.places > 1:  # otherwise both are one place
         found.each(1, "step_place")
@@ -42,7 +47,6 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     found.each(batch, "gather", "load_integers", "token_at")
     layers.logits(found, batch)
     found.fold("row_maximum", batch, batch * model.vocabulary)
-    found.fold("find", batch, batch * model.vocabulary)
     found.each(batch, "until", "store", "transpose", "transpose")
     found.each(made, "gather", "transpose", "place_rows", "transpose")
     found.each(table, "load_integers", "place_rows", "store_integers")

@@ -15,6 +15,15 @@ from tasks.programs.operators.heads import JOIN_HEADS, SPLIT_HEADS, TRANSPOSE_GR
 from tasks.programs.operators.indexing import GATHER, GATHER_GROUPS, ONE_HOT, TRANSPOSE
 from tasks.programs.operators.rotary import ROTARY, ROTATE
 from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
+from tasks.programs.operators.sampling import (
+    COUNT_FROM,
+    DRAW,
+    FIRST_ABOVE,
+    RAISE_THRESHOLD,
+    SHARE_OF,
+    SUM_FROM,
+    SUM_UP_TO,
+)
 from tasks.programs.operators.scalars import BIAS_CORRECTION, SAMPLE_ORDER, SCALAR
 from tasks.programs.operators.schedules import LEARNING_RATE
 from tasks.programs.operators.storage import LOAD, SCALE_BYTES, STORE
@@ -26,6 +35,7 @@ _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
     CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
     ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, GATHER_GROUPS,
-    LEARNING_RATE, STEP_PLACE, TOKEN_AT, UNTIL, STORE_INTEGERS, *ELEMENTWISE,
+    LEARNING_RATE, STEP_PLACE, TOKEN_AT, UNTIL, STORE_INTEGERS, SUM_FROM, COUNT_FROM, SUM_UP_TO, FIRST_ABOVE,
+    RAISE_THRESHOLD, SHARE_OF, DRAW, *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

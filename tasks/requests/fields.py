@@ -99,13 +99,13 @@ class JobFields:
             raise self.wrong(name, f"{name}: a whole number of {least} or more expected")
         return int(value)
 
-    def nano(self, name: str, otherwise: int) -> int:
-        """Return a number as a multiple of 10^-9."""
+    def nano(self, name: str, otherwise: int, most: int = 1_000) -> int:
+        """Return a number from 0 to ``most`` as a multiple of 10^-9."""
         value = self._values.get(name)
         if value is None:
             return otherwise
-        if type(value) not in (int, float) or not 0 <= value <= 1_000:
-            raise self.wrong(name, f"{name}: a number from 0 to 1000 expected")
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise self.wrong(name, f"{name}: a number from 0 to {most} expected")
         found = round(value * NANO)
         if abs(found - value * NANO) > 1e-3:
             raise self.wrong(name, f"{name}: at most nine digits after the point")

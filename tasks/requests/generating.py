@@ -8,13 +8,27 @@ from typing import Final, NamedTuple
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.generating import GeneratingSettings
 from tasks.programs.operators.decoding import ENDS_MAX
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
+from tasks.programs.tensors import DIMENSION_MAX
 from tasks.requests.fields import JobFields
 
 __all__ = ["GeneratingRequest", "adapter_of", "generating_of"]
 
 _TASK: Final = re.compile("task:(0x)?(?P<task>[0-9a-f]{64})")
 _NONE: Final = "none"
-_FIELDS: Final = ("kind", "model", "data", "new_tokens", "batch", "segment_steps", "ends", "adapter")
+_SAMPLING: Final = ("temperature", "top_p", "top_k")
+_FIELDS: Final = (
+    "kind",
+    "model",
+    "data",
+    "new_tokens",
+    "batch",
+    "segment_steps",
+    "ends",
+    "adapter",
+    *_SAMPLING,
+)
 
 
 class GeneratingRequest(NamedTuple):
@@ -44,6 +58,7 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         batch=fields.whole("batch", usual.batch),
         ends=_ends(fields),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
+        sampling=_sampling(fields),
     )
     model, data = fields.path("model"), fields.path("data")
     return GeneratingRequest(fields.file, model, data, settings, adapter_of(fields))
@@ -57,6 +72,22 @@ def adapter_of(fields: JobFields) -> bytes | None:
     if found is None:
         raise fields.wrong("adapter", "adapter: task: and the ID of a task that fine-tuned this model expected")
     return bytes.fromhex(found["task"])
+
+
+def _sampling(fields: JobFields) -> Sampling | None:
+    """Return how tokens are drawn, None if the likeliest one is taken. Raises RequestInvalid."""
+    if not fields.has("temperature"):
+        given = next((name for name in _SAMPLING if fields.has(name)), None)
+        if given is not None:
+            raise fields.wrong(
+                given, f"{given}: without a temperature the likeliest token is taken; add temperature"
+            )
+        return None
+    temperature, top_p = fields.nano("temperature", 0, TEMPERATURE_MAX), fields.nano("top_p", NANO, 1)
+    top_k = fields.whole("top_k", 0, least=0)
+    if top_k > DIMENSION_MAX:
+        raise fields.wrong("top_k", f"top_k: {DIMENSION_MAX} at most; 0 keeps all tokens")
+    return Sampling(temperature, top_p, top_k) if temperature else None
 
 
 def _ends(fields: JobFields) -> tuple[int, ...] | None:

@@ -88,6 +88,7 @@ from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, TaskParameters
 from tasks.programs import finetune, tensors
 from tasks.programs import generate as generate_program
+from tasks.programs import sampling as sampling_program
 from tasks.programs.operators import decoding as decoding_operators
 from tests.house import citations, spec_tables
 
@@ -226,6 +227,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "step_calls_max": finetune_jobs.STEP_CALLS_MAX,
         "generate_batch_max": generate_program.BATCH_MAX,
         "ends_max": decoding_operators.ENDS_MAX,
+        "temperature_max": sampling_program.TEMPERATURE_MAX,
         "clipped_max": finetune.CLIPPED_MAX,
         "program_leaf_bytes": tensors.LEAF_BYTES,
         "chunk_bytes": chunks.CHUNK_BYTES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tasks.engines.generating import first_state
@@ -10,12 +11,14 @@ from tasks.engines.input_blobs import model_root, rows_root
 from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
 from tasks.programs.llama_shape import Adapter
+from tasks.programs.sampling import Sampling
 from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.programs.generations import Generation, generation
 from tests.tasks.tuned import TINY
 from tests.tasks.world import WORTH
 
 STEPS: Final = 12
+HOW: Final = Sampling(1_500_000_000, 900_000_000, 20)
 
 
 def generated(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
@@ -29,6 +32,14 @@ def asked(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPla
     return job_of(generation(TINY, length=3, new=4, ends=(2, 7), adapter=adapter), segment, window)
 
 
+def sampled(
+    segment: int = 2, window: int = STEPS, how: Sampling = HOW
+) -> tuple[JobSpec, GeneratingPlan, Generation]:
+    """Return a job like that of ``generated`` whose tokens are drawn."""
+    made = generation(TINY, length=3, new=4, ends=(2, 7))
+    return job_of(replace(made, shape=replace(made.shape, sampling=how)), segment, window)
+
+
 def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, GeneratingPlan, Generation]:
     """Return a job with its plan and everything that its worker fetches."""
     plan, model, shape = made.plan, made.shape.model, made.shape
@@ -40,7 +51,7 @@ def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, Genera
         ),
         dataset=PromptSet(b"p" * 32, rows_root(shape, made.data), shape.rows, shape.length),
         batch=shape.batch,
-        decoding=Decoding("greedy", shape.new, shape.ends),
+        decoding=Decoding.of(shape.new, shape.ends, shape.sampling),
         adapter=_adapter(made),
     )  # fmt: skip
     spec = JobSpec(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from node.cli.jobs import FORMATS
+from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from tasks.custody.layout import state_size
 from tasks.dispute.commitments import StepRecord
@@ -22,23 +23,32 @@ from tasks.ledger.lifecycle import Phase
 from tasks.programs.generate import MADE
 from tasks.programs.layered import LayeredProgram
 from tasks.programs.llama_shape import LAYERS_MAX
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import SourceKind
-from tasks.spec import Schedule, decode_spec, encode_spec
+from tasks.spec import SPEC_LIMIT_BYTES, Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
-from tests.tasks.generated import STEPS, asked, generated
+from tests.tasks.generated import HOW, STEPS, asked, generated, sampled
 from tests.tasks.model_jobs import check_specification, games_of_liars
 from tests.tasks.programs.engines import engine
 from tests.tasks.world import World
 
 ARRAYS = engine("numpy")
+DRAWING = {
+    "sum_from": 1 << 28, "count_from": 30, "raise_threshold": 1 << 26, "share_of": 1 << 28, "draw": 1 << 25,
+    "sum_up_to": 1 << 27, "first_above": 1,
+}  # fmt: skip
+"""Operators that only sampling has, and by how much a lie about each is off."""
 SPEC, PLAN, MADE_JOB = generated()
 PART: Any = SPEC.part
 ASKED_HASH = "10cae46bd6032e8b77ea41b2bf50af37bcdd2fb40ef6122da66f8da95ecc47e2"
+SAMPLED_HASH = "d8fe1f0c1ef7f2139cb0124383e8e039847c534065175f110daff919100bb0ac"
 HASH = "733c17573b8899634c55c2593c14a6410a8ea6945ba973cbd2a0a095194e0568"
 
 
 ASKED, ASKED_PLAN, ASKED_JOB = asked()
 ASKED_PART: Any = ASKED.part
+SAMPLED, SAMPLED_PLAN, SAMPLED_JOB = sampled()
+SAMPLED_PART: Any = SAMPLED.part
 
 
 def test_a_specification_of_a_tuned_model_has_one_encoding_too() -> None:
@@ -58,6 +68,42 @@ def test_a_specification_of_a_tuned_model_has_one_encoding_too() -> None:
 def test_a_job_with_adapters_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         decode_spec(encode_spec(ASKED.changed(adapter=ASKED_PART.adapter._replace(**change))))
+
+
+def test_a_specification_that_samples_has_one_encoding_too() -> None:
+    check_specification(SAMPLED, SAMPLED_PLAN, first_state(SAMPLED_PLAN), SAMPLED_HASH)
+    assert SAMPLED_PLAN.shape.sampling == HOW
+    assert len(encode_spec(SPEC)) < len(encode_spec(SAMPLED))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0}, {"temperature": -1}, {"temperature": 101 * NANO}, {"top_p": -1}, {"top_p": NANO + 1},
+        {"top_k": -1}, {"top_k": 1 << 40}, {"name": "nucleus"}, {"ends": (7, 2)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_job_that_samples_otherwise_than_a_program_can_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(SAMPLED.changed(decoding=SAMPLED_PART.decoding._replace(**change))))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["greedy", 4, [2, 7], 0, 0, 0],
+        ["greedy", 4, [2, 7], 5, 5, 5],
+        ["sampled", 4, [2, 7]],
+        ["sampled", 4, [2, 7], 5],
+        ["sampled", 4],
+    ],
+)
+def test_a_greedy_job_has_no_fields_of_sampling(fields: list[Value]) -> None:
+    value: Any = decode(encode_spec(SPEC), limit_bytes=SPEC_LIMIT_BYTES)
+    place = next(at for at, one in enumerate(value) if isinstance(one, list) and one[:1] == ["greedy"])
+    with pytest.raises(DecodeError):
+        decode_spec(encode([*value[:place], fields, *value[place + 1 :]]))
 
 
 def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> None:
@@ -148,6 +194,69 @@ def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_
         accused, challenger = game.as_accused.game.ending, game.as_challenger.game.ending
         assert accused is not None and accused.loser is Side.ACCUSED
         assert challenger is None or challenger.loser is Side.CHALLENGER
+
+
+def sampled_job(steps: int) -> Job:
+    worker = Generator(SAMPLED_PLAN, SAMPLED_JOB.model, SAMPLED_JOB.data, ARRAYS, first_state(SAMPLED_PLAN))
+    worker.run_steps(steps)
+    return Job(
+        SAMPLED.program(), SAMPLED.seed, worker.state().tensors, SAMPLED_JOB.data, steps, 2, SAMPLED_JOB.model
+    )  # fmt: skip
+
+
+def test_a_liar_about_a_job_that_samples_loses() -> None:
+    worker = Generator(SAMPLED_PLAN, SAMPLED_JOB.model, SAMPLED_JOB.data, ARRAYS, first_state(SAMPLED_PLAN))
+    worker.run_steps(4)
+    before, job = worker.state(), sampled_job(4)
+    done, honest = worker.run_segment(2), job.run(ARRAYS)
+    assert honest.end_record == StepRecord(done.state_root, done.work_digest, done.loss_bits)
+    for game in games_of_liars(SAMPLED, job, honest, before.root(SAMPLED_PLAN)):
+        accused, challenger = game.as_accused.game.ending, game.as_challenger.game.ending
+        assert accused is not None and accused.loser is Side.ACCUSED
+        assert challenger is None or challenger.loser is Side.CHALLENGER
+
+
+@pytest.mark.parametrize("operator", DRAWING)
+def test_a_liar_about_an_operator_of_sampling_loses(operator: str) -> None:
+    """Whatever its lie does to the token: a lie without effect is a claim that is right."""
+    job = sampled_job(4)
+    honest, first = job.run(ARRAYS), len(job.program.sources)
+    calls = [at for at, call in enumerate(job.program.calls, first) if call.operator == operator]
+    lost = 0
+    for seed, number in enumerate([*calls[:4], *calls[-4:]] * 4):
+        liar = lie(job, honest, ARRAYS, 0, number, Random(seed), coarse=DRAWING[operator])
+        if liar.question.end == honest.end_record:
+            continue
+        played = play_out(liar.question, liar.witness, honest.witness(), served=bool(seed % 2))
+        assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
+        lost += 1
+        if lost == 3:
+            return
+    assert lost
+
+
+def test_a_worker_that_draws_with_another_seed_loses() -> None:
+    """Its tokens are those of another job's honest run: its first random integer is an element that differs."""
+    job = sampled_job(4)
+    honest, other = job.run(ARRAYS), job._replace(seed=bytes(32)).run(ARRAYS)
+    assert other.end_record != honest.end_record
+    draw = next(at for at, call in enumerate(job.program.calls) if call.operator == "draw")
+    first = honest.trace(0).contents[draw + len(job.program.sources)]
+    assert other.trace(0).contents[draw + len(job.program.sources)] != first
+    question = lie(job, honest, ARRAYS, 0, draw + len(job.program.sources), Random(1)).question
+    asked_of = question._replace(end=other.end_record)
+    for served in (True, False):
+        played = play_out(asked_of, other.witness(), honest.witness(), served=served)
+        assert played.game.ending is Ending.ELEMENT_WRONG
+
+
+def test_a_worker_that_picks_its_own_token_loses() -> None:
+    job = sampled_job(4)
+    honest, store = job.run(ARRAYS), job.program.stores[MADE]
+    for served in (True, False):
+        liar = lie(job, honest, ARRAYS, 0, store, Random(1))
+        played = play_out(liar.question, liar.witness, honest.witness(), served=served)
+        assert played.game.ending is Ending.ELEMENT_WRONG
 
 
 def test_a_liar_about_a_tuned_model_loses() -> None:

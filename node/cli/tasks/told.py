@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from node.cli.output import counted
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
+from tasks.programs.operators.scalars import NANO
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
     from tasks.models.generating import GeneratingJob
     from tasks.models.jobs import TuningJob
 
-__all__ = ["told_generating", "told_job", "told_tuning"]
+__all__ = ["decoding_told", "told_generating", "told_job", "told_tuning"]
 
 
 def told_tuning(job: TuningJob) -> Mapping[str, str]:
@@ -25,6 +26,17 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
         "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them trained at most",
         "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
     }
+
+
+def decoding_told(
+    name: str, temperature: int = 0, top_p: int = 0, top_k: int = 0, **_others: Any
+) -> str:  # fmt: skip
+    """Return how tokens are chosen; units are those of a specification."""
+    if not temperature:
+        return name
+    words = [f"{name} with temperature {temperature / NANO:g}"]
+    words += [f"top_p {top_p / NANO:g}"] * (top_p < NANO) + [f"top_k {top_k}"] * (top_k > 0)
+    return ", ".join(words)
 
 
 def told_generating(job: GeneratingJob) -> Mapping[str, str]:
@@ -39,6 +51,7 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
         "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
         f"{part.batch} at a time",
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
+        "tokens": decoding_told(**decoding._asdict()),
         "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model)} bytes of the model",
     }
 

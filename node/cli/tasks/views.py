@@ -14,6 +14,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
 from node.cli.tasks.group import group_bill, show_group
+from node.cli.tasks.told import decoding_told
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
 from node.market.posting import next_of
@@ -156,7 +157,7 @@ def _job(spec: Mapping[str, Any]) -> str:
     shape = f"{spec['kind']} {model['name']}"
     layers = counted(model.get("layers", 0), "layer")
     if spec["kind"] == KIND_GENERATE:
-        new, decoding = counted(spec["decoding"]["new_tokens"], "token"), spec["decoding"]["name"]
+        new, decoding = counted(spec["decoding"]["new_tokens"], "token"), decoding_told(**spec["decoding"])
         asked = f"{counted(data['rows'], 'prompt')}, {new} each at most"
         return f"{shape} of {layers}: {asked}, in {steps}, {decoding}, {spec['profile']}"
     if spec["kind"] == KIND_FINETUNE:

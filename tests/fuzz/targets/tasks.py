@@ -98,7 +98,7 @@ from tests.fuzz.targets.samples import (
     STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
-from tests.tasks.generated import asked, generated
+from tests.tasks.generated import asked, generated, sampled
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
@@ -244,7 +244,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "job specification",
         Target(
             canonical(decode_spec, encode_spec),
-            (encode_spec(JOB), *(encode_spec(make()[0]) for make in (tuned, generated, asked, trained))),
+            (encode_spec(JOB), *(encode_spec(make()[0]) for make in (tuned, generated, asked, trained, sampled))),
             ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
         ),
     )
@@ -401,7 +401,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "job", Target(
         canonical(Job.decode, Job.encode),
-        (RUN.encode(), *(Job.of(make()[0]).encode() for make in (tuned, generated, asked, trained))),
+        (RUN.encode(), *(Job.of(make()[0]).encode() for make in (tuned, generated, asked, trained, sampled))),
         ("tasks.executor.job:Job.decode",),
         (DecodeError, UnsupportedJob),
     )  # fmt: skip

@@ -24,12 +24,14 @@ from tasks.engines.input_blobs import check_tensors, read_model, read_rows
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning import first_state as first_tuned
 from tasks.kinds.finetune import FinetunePart
-from tasks.kinds.generate import GeneratePart
+from tasks.kinds.generate import Decoding, GeneratePart
 from tasks.ledger.screening import check_start
 from tasks.models.decoding import Decoder
 from tasks.models.generating import GeneratingJob
 from tasks.models.jobs import name_of
 from tasks.models.opening import open_model
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.sampling import Sampling
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.generating import GeneratingRequest
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
@@ -91,7 +93,7 @@ def test_a_job_is_made_of_a_model_and_prompts(folder: Path) -> None:
         check_tensors(given.tensors, given.root, blob)
     part: Any = job.spec.part
     assert (part.dataset.rows, part.dataset.length, part.batch) == (4, 5, 2)
-    assert part.decoding == ("greedy", 4, (7, 12))
+    assert part.decoding == Decoding("greedy", 4, (7, 12))
     assert job.spec.schedule == Schedule(16, 1, 16) and job.notes == ()
     assert told_generating(job)["prompts"] == "4 rows of 5 tokens at most, 2 at a time"
     assert told_generating(job)["completions"] == "4 tokens a row at most; end tokens: 7, 12"
@@ -99,10 +101,35 @@ def test_a_job_is_made_of_a_model_and_prompts(folder: Path) -> None:
     assert shown == (
         "generate llama of 1 layer: 4 prompts, 4 tokens each at most, in 16 steps, batch 2, greedy, exact/2"
     )
+    assert told_generating(job)["tokens"] == "greedy"
     assert _job(spec_to_json(tuned()[0])).startswith("finetune llama of 1 layer: 4 rows, rank ")
     (folder / "ask.yaml").write_text(FILE.replace("batch: 2", "").replace("ends: [12, 7]", ""))
     part = made(folder).spec.part
     assert (part.batch, part.decoding.ends) == (4, ())
+
+
+def test_a_job_samples_if_its_file_says_a_temperature(folder: Path) -> None:
+    fields = "temperature: 0.7\ntop_p: 0.9\ntop_k: 40\n"
+    (folder / "ask.yaml").write_text(FILE + fields)
+    job = made(folder)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    part: Any = job.spec.part
+    assert part.decoding == Decoding("sampled", 4, (7, 12), 7 * NANO // 10, 9 * NANO // 10, 40)
+    assert told_generating(job)["tokens"] == "sampled with temperature 0.7, top_p 0.9, top_k 40"
+    assert ", sampled with temperature 0.7, top_p 0.9, top_k 40, exact/2" in _job(spec_to_json(job.spec))
+    greedy, whole = made_plain(folder), result_after(job, 16, dataset=job.rows)
+    assert job.spec.step_units > greedy.spec.step_units
+    assert whole.completions() != result_after(greedy, 16, dataset=greedy.rows).completions()
+    assert whole.completions() == result_after(made(folder), 16, dataset=job.rows).completions()
+    for fields, wanted in (
+        ("temperature: 1.5", Sampling(3 * NANO // 2)), ("temperature: 1\ntop_p: 0", Sampling(NANO, 0)),
+        ("temperature: 1\ntop_p: 1\ntop_k: 0", Sampling(NANO)), ("temperature: 0", None),
+        ("temperature: 0\ntop_k: 40\ntop_p: 0.5", None),
+    ):  # fmt: skip
+        (folder / "ask.yaml").write_text(f"{FILE}{fields}\n")
+        part = made(folder).spec.part
+        assert part.decoding == Decoding.of(4, (7, 12), wanted)
+    assert encode_spec(made(folder).spec) == encode_spec(greedy.spec)
 
 
 class Left(NamedTuple):
@@ -193,6 +220,15 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
         ("[12, 7]", "[-1]", "ask.yaml: line 7: ends: a list of 8 token"),
         ("batch: 2", "adapter: my-adapters", "ask.yaml: line 6: adapter: task: and the ID of a task"),
         ("batch: 2", "adapter: 7", "ask.yaml: line 6: adapter: a text expected"),
+        ("batch: 2", "temperature: -1", "ask.yaml: line 6: temperature: a number from 0 to 100 expected"),
+        ("batch: 2", "temperature: 101", "ask.yaml: line 6: temperature: a number from 0 to 100 expected"),
+        ("batch: 2", "temperature: warm", "ask.yaml: line 6: temperature: a number"),
+        ("batch: 2", "top_p: 0.9", "ask.yaml: line 6: top_p: without a temperature the likeliest token is taken"),
+        ("batch: 2", "top_k: 9", "ask.yaml: line 6: top_k: without a temperature"),
+        ("batch: 2", "temperature: 1\ntop_p: 1.5", "ask.yaml: line 7: top_p: a number from 0 to 1 expected"),
+        ("batch: 2", "temperature: 1\ntop_k: -1", "ask.yaml: line 7: top_k: a whole number of 0 or more"),
+        ("batch: 2", "temperature: 1\ntop_k: 400000000", "ask.yaml: line 7: top_k: 268435456 at most"),
+        ("batch: 2", "temperatur: 1", "ask.yaml: line 6: temperatur is not a known field; did you mean"),
         ("[12, 7]", "7", "ask.yaml: line 7: ends: a list expected"),
         ("[12, 7]", "[40]", "ask.yaml: the job cannot run: end tokens: up to 8 of the vocabulary"),
         ("generate", "ask", "ask.yaml: line 2: kind: 'ask' is not known; finetune or generate expected"),

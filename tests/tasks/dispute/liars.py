@@ -71,10 +71,12 @@ def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random, 
     kind, content = honest.program.types[tensor], honest.contents[tensor]
     row, column = random.randrange(kind.rows), random.randrange(kind.columns)
     reader = Reader(_anywhere(honest, seed), honest, Element(tensor, row, column))
-    if coarse and kind.element == ElementType.BINARY64:
-        at = row * kind.row_bytes + column * kind.element.size
-        (value,) = struct.unpack_from("<d", content, at)
-        return content[:at] + struct.pack("<d", value + coarse) + content[at + kind.element.size :]
+    if coarse and kind.element in (ElementType.BINARY64, ElementType.INT64):
+        at, form = row * kind.row_bytes + column * kind.element.size, "<d"
+        if kind.element == ElementType.INT64:
+            coarse, form = int(coarse), "<q"
+        (value,) = struct.unpack_from(form, content, at)
+        return content[:at] + struct.pack(form, value + coarse) + content[at + kind.element.size :]
     if reader.call.fold is None:
         return _changed(content, kind.element, random)
     total = reader.call.combined(reader.terms(0, reader.call.terms))
@@ -141,7 +143,7 @@ def lie(
 ) -> Lie:
     """Return the segment of a liar that is honest but for one value, and goes on from what followed.
 
-    A fraction is off by ``coarse``, if that is given: by more than roundings take.
+    A fraction or an integer is off by ``coarse``, if that is given: by more than roundings take.
     """
     program, known = job.program, honest.witness()
     false = false_trace(known.trace(place), arrays, job.seed, tensor, random, coarse)

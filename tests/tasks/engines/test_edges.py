@@ -50,6 +50,10 @@ class Contrary(NumpyArrays):
     def sum_integers(self, values: Array, axis: int) -> Array:
         return np.flip(np.flip(values, axis).cumsum(axis=axis).take([-1], axis=axis), axis)
 
+    def running_sums(self, values: Array) -> Array:
+        after = np.flip(np.flip(values, 1).cumsum(axis=1), 1)
+        return np.asfortranarray(after[:, :1] - after + values)
+
     def amax(self, values: Array, axis: int) -> Array:
         found = super().amax(values, axis)
         return np.where(found == 0, -0.0, found)

@@ -26,9 +26,11 @@ from tasks.models.decoding import Decoder
 from tasks.programs.generate import MADE as MADE_TOKENS
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.sampling import Sampling
 from tasks.proofs import Code
 from tests.tasks.executor.model_jobs import Windows, check_orders
-from tests.tasks.generated import STEPS, asked, generated, job_of
+from tests.tasks.generated import STEPS, asked, generated, job_of, sampled
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.generations import real_weights, smollm_generation
 
@@ -54,6 +56,7 @@ def test_blobs_of_prompts_and_model_have_one_form_and_the_size_that_the_ledger_c
 def test_a_job_that_decodes_comes_back_as_it_was() -> None:
     check_orders(SPEC, PROMPTS, 3, MODEL)
     check_orders(ASKED, ASKED_PROMPTS, 3, ASKED_MODEL)
+    check_orders(sampled()[0], PROMPTS, 3, MODEL)
 
 
 async def test_a_tuned_model_is_asked_and_checked_by_processes(tmp_path: Path) -> None:
@@ -64,6 +67,35 @@ async def test_a_tuned_model_is_asked_and_checked_by_processes(tmp_path: Path) -
     assert done.state_root == direct.state().root(ASKED_PLAN)
     verifier = Executor(OPTIONS, tmp_path / "verifier")
     await windows.check_second(verifier, ASKED_PROMPTS, ASKED_MODEL)
+
+
+async def test_a_job_that_samples_is_run_and_checked_by_processes(tmp_path: Path) -> None:
+    """A worker that draws with another seed, or goes on with a token of its own, is found out."""
+    spec, plan, made = sampled(segment=3, window=STEPS // 2)
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, spec)
+    done = await executor.run_task(TASK, spec, PROMPTS, windows.hand_on, model=MODEL)
+    direct = Generator(plan, made.model, made.data, engine("numpy"), first_state(plan))
+    direct.run_steps(STEPS)
+    assert done.state_root == direct.state().root(plan)
+    verifier = Executor(OPTIONS, tmp_path / "verifier")
+    await windows.check_second(verifier, PROMPTS, MODEL)
+
+    leaves, states = windows.found[1]
+    other = replace(plan, seed=bytes(32))
+    stranger = Generator(other, made.model, made.data, engine("numpy"), TrainingState.decode(states[1], plan))
+    drawn = stranger.run_segment(3)
+    table = np.frombuffer(TrainingState.decode(states[2], plan).tensors[MADE_TOKENS], dtype="<i2").copy()
+    table[-2] = (table[-2] + 1) % plan.shape.model.vocabulary
+    right = TrainingState.decode(states[2], plan)
+    picked = replace(right, tensors={**right.tensors, MADE_TOKENS: table.tobytes()})
+    for state in (stranger.state(), picked):
+        lie = leaves[1]._replace(state_root_after=state.root(plan))
+        found = await verifier.verify_segment(
+            TASK, spec, PROMPTS, lie, states[1], model=MODEL, claimed=state.encode()
+        )  # fmt: skip
+        assert (found.code, found.mismatches) == (Code.COMPUTED, ("state_root_after",))
+        assert found.finding.state_root_after == leaves[1].state_root_after
+    assert drawn.state_root != leaves[1].state_root_after
 
 
 class Watched:
@@ -163,8 +195,12 @@ async def test_other_blobs_than_the_job_names_end_it_for_good(tmp_path: Path, ro
 
 @pytest.mark.nightly
 @real_weights
-async def test_a_real_model_of_thirty_layers_is_asked_in_the_memory_that_was_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [None, Sampling(8 * NANO // 10, 95 * NANO // 100, 50)], ids=["greedy", "sampled"])
+async def test_a_real_model_of_thirty_layers_is_asked_in_the_memory_that_was_planned(
+    tmp_path: Path, how: Sampling | None
+) -> None:
     made = smollm_generation()
+    made = replace(made, shape=replace(made.shape, sampling=how))
     spec, plan, _ = job_of(made, made.shape.steps, made.shape.steps)
     prompts = join_tensors(prompt_tensors(plan.shape), made.data)
     model = join_tensors(weight_tensors(plan.shape.model), made.model)
@@ -174,6 +210,11 @@ async def test_a_real_model_of_thirty_layers_is_asked_in_the_memory_that_was_pla
     windows = Windows(TASK, spec)
     await Executor(ExecutorOptions(options), tmp_path).run_task(TASK, spec, prompts, windows.hand_on, model=model)
     state = TrainingState.decode(windows.found[-1][1][-1], plan)
-    decoder = Decoder(made.frozen, engine("numpy"))
-    wanted = decoder.decode(made.prompts, plan.shape.new, frozenset(plan.shape.ends)).tokens
-    assert completions(plan.shape, made.data, state) == wanted
+    if how is None:
+        decoder = Decoder(made.frozen, engine("numpy"))
+        wanted = decoder.decode(made.prompts, plan.shape.new, frozenset(plan.shape.ends)).tokens
+        assert completions(plan.shape, made.data, state) == wanted
+        return
+    await windows.check_second(Executor(ExecutorOptions(options), tmp_path / "verifier"), prompts, model)
+    tokens = completions(plan.shape, made.data, state)
+    assert all(0 < len(one) <= plan.shape.new for one in tokens)

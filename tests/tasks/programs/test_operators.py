@@ -18,7 +18,7 @@ from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
 from tests.tasks.programs.cases import PRODUCT_WIDTHS, Case, legal, ranges, seeds, sides, terms
 from tests.tasks.programs.engines import NAMES, engine
-from tests.tasks.programs.transformer_cases import MOVES, TRANSFORMER_CASES, TRANSFORMER_SHAPES
+from tests.tasks.programs.transformer_cases import MOVES, TRANSFORMER_CASES, TRANSFORMER_SHAPES, weights
 from tests.tasks.programs.values import (
     CONTEXT,
     Tensor,
@@ -34,7 +34,8 @@ from tests.tasks.programs.values import (
 NUMPY = engine("numpy")
 ELEMENTWISE = {"add": 2, "bound": 1, "divide": 2, "exp": 1, "log": 1, "multiply": 2, "select": 3, "square_root": 1,
                "subtract": 2}  # fmt: skip
-FOLDS = ("contract", "contract_groups", "find", "row_exponent", "row_maximum", "row_sum")
+FOLDS = ("contract", "contract_groups", "count_from", "find", "first_above", "row_exponent", "row_maximum",
+         "row_sum", "sum_from", "sum_up_to")  # fmt: skip
 
 
 @st.composite
@@ -194,7 +195,7 @@ def test_flushed_subnormals_change_nothing(name: str) -> None:
     check()
 
 
-@given(st.one_of(rows_of_fractions(), contractions()), st.randoms(use_true_random=False))
+@given(st.one_of(rows_of_fractions(), contractions(), weights()), st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_the_order_of_terms_changes_no_fold(case: Case, random: object) -> None:
     assume(case.operator.name in FOLDS)

@@ -8,6 +8,7 @@ from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.operators import Attributes
 from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.sampling import TOTAL_MAX, WEIGHT_MAX
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.operators.whole import WHOLE_MAX
 from tasks.programs.table import OPERATORS
@@ -168,8 +169,37 @@ def decoding(draw: st.DrawFn) -> Case:
     return Case(OPERATORS[name], (*chosen, lengths, place), (limit, *ends))
 
 
+@st.composite
+def weights(draw: st.DrawFn) -> Case:
+    """Calls of sampling: rows of equal weights too, of one huge one, and thresholds that are a weight."""
+    name = draw(st.sampled_from(("sum_from", "count_from", "sum_up_to", "first_above", "raise_threshold",
+                                 "share_of", "draw")))  # fmt: skip
+    rows, columns, most = draw(sides), draw(terms), draw(st.sampled_from((1, 3, 1 << 26, WEIGHT_MAX)))
+    shared = draw(st.sampled_from((1, rows)))
+    values = whole_numbers(draw(seeds), rows, columns, Integers(draw(st.sampled_from((0, -most))), most))
+    thresholds = whole_numbers(draw(seeds), shared, 1, Integers(0, most))
+    more = draw(st.sampled_from((0, 1, 1 << 25)))
+    if name in ("sum_from", "count_from"):
+        return Case(OPERATORS[name], (values, thresholds), (more,))
+    if name == "sum_up_to":
+        return Case(OPERATORS[name], (values, thresholds), ())
+    highest = draw(st.sampled_from((2, 1 << 26, TOTAL_MAX)))
+    sums, totals = (whole_numbers(draw(seeds), rows, count, Integers(0, highest)) for count in (columns, 1))
+    if name == "first_above":
+        return Case(OPERATORS[name], (sums, totals), ())
+    if name == "raise_threshold":
+        goal = whole_numbers(draw(seeds), draw(st.sampled_from((1, rows))), 1, Integers(0, highest))
+        return Case(OPERATORS[name], (thresholds, totals, goal), (more,))
+    if name == "share_of":
+        nano = draw(st.one_of(st.sampled_from((0, 1, NANO // 3, NANO - 1, NANO)), st.integers(0, NANO)))
+        return Case(OPERATORS[name], (totals,), (nano,))
+    numbers = whole_numbers(draw(seeds), rows, 1, Integers(0, 1 << 28))
+    places = whole_numbers(draw(seeds), shared, 1, Integers(0, 1 << 28))
+    return Case(OPERATORS[name], (totals, numbers, places), ())
+
+
 TRANSFORMER_CASES = st.one_of(
-    grouped_products(), layouts(), attention(), rotations(), whole(), tuning(), decoding()
+    grouped_products(), layouts(), attention(), rotations(), whole(), tuning(), decoding(), weights()
 )
 
 _DOUBLES, _WHOLE = (TensorType(element, 2, 4) for element in (ElementType.BINARY64, ElementType.INT64))
@@ -199,6 +229,13 @@ TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
     "step_place": [([], (3, 4, 5))],
     "store_integers": [([_WHOLE], (-9, 9)), ([_WHOLE], (0, 40_000))],
     "token_at": [([_WHOLE, _WHOLE, _COLUMN, _ONE], ())],
+    "sum_from": [([_WHOLE, _COLUMN], (1,)), ([_WHOLE, _ONE], (0,))],
+    "count_from": [([_WHOLE, _COLUMN], (1,))],
+    "sum_up_to": [([_WHOLE, _COLUMN], ())],
+    "first_above": [([_WHOLE, _COLUMN], ())],
+    "raise_threshold": [([_ONE, _COLUMN, _COLUMN], (4,))],
+    "share_of": [([_COLUMN], (NANO,))],
+    "draw": [([_COLUMN, _COLUMN, _ONE], ())],
     "until": [([_COLUMN, _COLUMN, _COLUMN, _ONE], (50, 7))],
 }
 """Legal calls of each."""
