@@ -20,6 +20,8 @@ from tasks.models.tokens import tokeniser_from_gguf
 from tasks.programs.finetune import state_tensors
 from tasks.programs.generate import GenerateShape, tuned_shape
 from tasks.programs.llama_shape import PROJECTIONS, Adapter, LlamaShape, exponents_of, weight_tensors
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import ElementType
 from tests.tasks.programs.llamas import frozen_weights
 
@@ -29,6 +31,10 @@ SMALL_MODELS: Final = st.builds(
     vocabulary=st.integers(3, 20), width=st.integers(2, 9), layers=st.integers(1, 2),
     heads=st.sampled_from((2, 4)), key_heads=st.sampled_from((1, 2)), hidden=st.integers(2, 9),
     tied=st.booleans(), biased=st.booleans(),
+)  # fmt: skip
+SAMPLINGS: Final = st.builds(
+    Sampling, st.one_of(st.just(NANO), st.integers(1, TEMPERATURE_MAX * NANO), st.integers(NANO // 4, 2 * NANO)),
+    st.one_of(st.sampled_from((0, 1, NANO - 1, NANO)), st.integers(0, NANO)), st.integers(0, 12),
 )  # fmt: skip
 _CODES: Final = {ElementType.BINARY32: "<f4", ElementType.INT16: "<i2"}
 
@@ -67,7 +73,7 @@ def decodings(draw: st.DrawFn) -> GenerateShape:
     model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
     return GenerateShape(
         model, batch, batch * draw(st.integers(1, 3)), draw(st.integers(1, 6)),
-        draw(st.integers(1, 6)), ends, adapter if targets else None,
+        draw(st.integers(1, 6)), ends, adapter if targets else None, draw(st.one_of(st.none(), SAMPLINGS)),
     )  # fmt: skip
 
 

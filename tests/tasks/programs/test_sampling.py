@@ -21,7 +21,7 @@ from tasks.engines.state import TrainingState
 from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import MADE, GenerateShape, generate_program
-from tasks.programs.generate_units import check_generate, generate_cost
+from tasks.programs.generate_units import generate_cost
 from tasks.programs.llama_shape import LAYERS_MAX, Adapter
 from tasks.programs.operators import Context
 from tasks.programs.operators.sampling import TOTAL_MAX, WEIGHT_BITS, WEIGHT_MAX, drawn, share_of
@@ -32,7 +32,7 @@ from tasks.programs.sampling import TEMPERATURE_MAX, Sampling, sampling_computat
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
 from tests.tasks.programs.engines import NAMES, engine
-from tests.tasks.programs.generations import SEED, Generation, decodings, generation
+from tests.tasks.programs.generations import SAMPLINGS, SEED, Generation, generation
 from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED
 from tests.tasks.programs.test_generate import SMALL, decoded, run, steps_alone
@@ -43,10 +43,6 @@ GREEDY_HASH: Final = "9e3ab3e86ff501a3c205ba440155af14c0f9af89a17aa4098d633e41b3
 HOWS: Final = (
     Sampling(NANO), Sampling(7 * NANO // 10, 9 * NANO // 10, 5), Sampling(NANO, NANO // 2), Sampling(NANO, 0),
     Sampling(2 * NANO, NANO, 3), Sampling(1), Sampling(TEMPERATURE_MAX * NANO, NANO - 1, 1),
-)  # fmt: skip
-SAMPLINGS: Final = st.builds(
-    Sampling, st.one_of(st.just(NANO), st.integers(1, TEMPERATURE_MAX * NANO), st.integers(NANO // 4, 2 * NANO)),
-    st.one_of(st.sampled_from((0, 1, NANO - 1, NANO)), st.integers(0, NANO)), st.integers(0, 12),
 )  # fmt: skip
 
 
@@ -311,17 +307,6 @@ def test_a_wrong_guess_about_a_drawn_token_changes_nothing() -> None:
     found = run(made, claimed=false)
     assert found.run_segment(made.shape.steps) == segment
     assert found.state() == right.state()
-
-
-@given(decodings(), SAMPLINGS)
-@settings(max_examples=25, deadline=None)
-def test_units_and_calls_of_a_job_that_samples_are_those_of_its_program(
-    shape: GenerateShape, how: Sampling
-) -> None:
-    shape = replace(shape, sampling=how)
-    program = generate_program(shape)
-    assert generate_cost(shape) == (program.units, len(program.calls))
-    check_generate(shape)
 
 
 def test_the_deepest_model_that_samples_has_no_more_calls_than_a_program() -> None:
