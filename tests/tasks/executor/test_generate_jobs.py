@@ -215,6 +215,11 @@ async def test_a_real_model_of_thirty_layers_is_asked_in_the_memory_that_was_pla
         wanted = decoder.decode(made.prompts, plan.shape.new, frozenset(plan.shape.ends)).tokens
         assert completions(plan.shape, made.data, state) == wanted
         return
-    await windows.check_second(Executor(ExecutorOptions(options), tmp_path / "verifier"), prompts, model)
+    ((leaves, states),) = windows.found
+    verifier = Executor(ExecutorOptions(options), tmp_path / "verifier")
+    found = await verifier.verify_segment(
+        TASK, spec, prompts, leaves[0], states[0], model=model, claimed=states[1]
+    )  # fmt: skip
+    assert (found.code, found.mismatches) == (Code.COMPUTED, ())
     tokens = completions(plan.shape, made.data, state)
     assert all(0 < len(one) <= plan.shape.new for one in tokens)
