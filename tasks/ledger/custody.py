@@ -200,10 +200,42 @@ def bond_for(charge: int, parameters: TaskParameters) -> int:
     return max(share_up(charge, parameters.custody_bond_bps), parameters.custody_fee_min)
 
 
+def _is_last(case: Case, window: WindowRecord) -> bool:
+    """Tell whether the output of a window is the result of its task, as far as that is known now."""
+    return window.proof.diverged is not None or window.number + 1 >= case.record.target
+
+
+def _is_result(case: Case, record: CustodyRecord) -> bool:
+    return not record.is_input and _is_last(case, case.window(record.window))
+
+
+def _needed(case: Case, record: CustodyRecord) -> int:
+    """Return how many custodians have to sign: of a result one more for each that has not (R91).
+
+    Else a worker hands it to friends alone, of which one is drawn sooner or later.
+    """
+    copies = case.parameters.custody_copies
+    return copies + record.refused if _is_result(case, record) else copies
+
+
+def _most(case: Case, record: CustodyRecord) -> int:
+    """Return how many machines are drawn for a blob at most."""
+    is_short = record.is_input or (record.holders and not _is_result(case, record))
+    return DRAWN_MAX if is_short else TRIED_MAX
+
+
+def _has_no_custodian(case: Case, record: CustodyRecord) -> bool:
+    """Tell whether of those that could sign too few have: none, or of a result fewer than not (R90, R91)."""
+    if record.is_input or record.tried < DRAWN_MAX:
+        return False
+    signed = record.tried - record.refused
+    return not signed or (signed < record.refused and _is_result(case, record))
+
+
 def _bond_of(case: Case, window: WindowRecord) -> int:
     """Return what a custodian locks for a window's output; the last one is the result of all windows."""
     bond, proof = bond_for(window.charge, case.parameters), window.proof
-    if proof.diverged is None and proof.window + 1 < case.record.target:
+    if not _is_last(case, window):
         return bond
     before = proof.window * case.spec.window_units(0)
     price = work_price(before, case.record.price_per_tera_unit) + window.charge
@@ -327,11 +359,13 @@ def on_custody_draw(case: Case, number: int) -> None:
 def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
     """Draw for what is missing. With nobody left to draw a worker keeps its output; None for an input.
 
-    But if ``DRAWN_MAX`` could have signed for an output, and none has, its window will not count (R90).
+    But if of ``DRAWN_MAX`` that could have signed for an output too few have, its window will not count (R90).
     """
     scope, parameters = case.scope, case.parameters
-    room = (DRAWN_MAX if record.holders or record.is_input else TRIED_MAX) - record.drawn
-    wanted = min(parameters.custody_copies - len(record.holders), room)
+    room = _most(case, record) - record.drawn
+    wanted = min(_needed(case, record) - len(record.holders), room)
+    if _is_result(case, record) and record.refused > len(record.holders) + room:
+        wanted = 0  # it has no custodian in any case
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
     nodes = _drawn_nodes(case, record, seed, record.used, room, record.height) if wanted > 0 else []
     if nodes and is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
@@ -354,8 +388,9 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
     if not pending or parted:
         if record.is_input:
             return None
-        is_refused = not record.holders and record.tried >= DRAWN_MAX
-        return _unkept(case, record) if is_refused else _kept(case, _with_author(case, record))
+        if _has_no_custodian(case, record):
+            return _unkept(case, record)
+        return _kept(case, _with_author(case, record))
     for address in pending:
         scope.emit(CUSTODIAN_DRAWN(record.task, record.window, address, record.bond))
     return record._replace(
@@ -365,7 +400,7 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
 
 
 def _unkept(case: Case, record: CustodyRecord) -> CustodyRecord:
-    """Note that none of the machines that were drawn has signed for an output, and look at its window soon."""
+    """Note that too few of the machines that were drawn have signed for an output, and look at its window soon."""
     case.scope.emit(CUSTODY_UNKEPT(record.task, record.window))
     return record._replace(
         phase=CustodyPhase.UNKEPT, step_ms=case.now + 1, until_ms=case.now + UNKEPT_MS_MAX
@@ -415,7 +450,7 @@ def _go_on(case: Case, record: CustodyRecord) -> CustodyRecord:
 
     If one that was drawn did not sign, the worker answers for its output too: else it would choose its custodians.
     """
-    if len(record.holders) >= case.parameters.custody_copies:
+    if len(record.holders) >= _needed(case, record):
         is_chosen = record.drawn > len(record.holders) and not record.is_input
         return _kept(case, _with_author(case, record) if is_chosen else record)
     return _awaiting(case, record)
@@ -646,7 +681,7 @@ def _pay_of(case: Case, record: CustodyRecord, holder: Holder) -> int:
     if holder.failed or not holder.bond:
         return 0
     by_time = _keeping_price(record.blob.size, case.now - holder.since_ms, terms_of(case).price_per_gib_hour)
-    share = record.reserve // case.parameters.custody_copies
+    share = record.reserve // max(case.parameters.custody_copies, record.tried - record.refused)
     return min(share, max(case.parameters.custody_fee_min, by_time))
 
 

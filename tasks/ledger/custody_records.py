@@ -55,7 +55,8 @@ TRIED_MAX: Final = 8
 of them could not."""
 RECEIVERS_MAX: Final = 3
 """Receivers drawn for one demand."""
-HOLDERS_MAX: Final = DRAWN_MAX + 1
+HOLDERS_MAX: Final = TRIED_MAX - 1
+"""Holders of a blob, its worker among them: of eight drawn six sign at most (R91)."""
 INPUT_WINDOW: Final = 1 << 30
 """The data set of a task is in custody under this number: no window has it."""
 INPUT_LIMIT_BYTES: Final = 96
@@ -176,6 +177,11 @@ class CustodyRecord(NamedTuple):
     prover: bytes
     tried: int = 0
     """How many of those drawn had the bond, so that they could have signed."""
+
+    @property
+    def refused(self) -> int:
+        """How many machines could have signed and have not, once the time of all that were drawn is over."""
+        return self.tried - sum(1 for holder in self.holders if holder.bond)
 
     @property
     def is_kept_alone(self) -> bool:

@@ -435,6 +435,16 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             patches=(_of("_unkept", _kept_alone, "custody"), Patch("tasks.ledger.custody", "TRIED_MAX", 4)),
         ),
         Absent(
+            "result-custodians", "one custodian is enough for a result, however many have not signed",
+            aims=(
+                Aim(
+                    "hoarding worker",
+                    {**_HOARDS, "commits": True, "last": True, "way": "keeps nothing", "worth": 3.0},
+                ),
+            ),
+            patches=(_of("_is_result", _never, "custody"),),
+        ),
+        Absent(
             "sole-keeper", "who alone keeps its outputs is paid for them as for others",
             aims=(Aim("hoarding worker", {**_HOARDS, "commits": True}),),
             patches=(

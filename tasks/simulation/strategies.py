@@ -759,7 +759,10 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         custody=True,
         known=(
             {"share": 20, "rate": 1.0, "ransom": 0.5, "length": 24, "cost": 1.0, "garbage": False,
-             "serves_results": False, "serves_keepers": False, "commits": True, "way": "keeps"},
+             "serves_results": False, "serves_keepers": False, "commits": True, "way": "keeps", "last": False},
+            {"share": 20, "rate": 1.0, "ransom": 0.5, "length": 24, "cost": 1.0, "garbage": False,
+             "serves_results": False, "serves_keepers": False, "commits": True, "way": "keeps nothing",
+             "last": True, "worth": 3.0},
         ),
     ),
     *APART,

@@ -245,9 +245,9 @@ def test_a_worker_does_not_choose_its_custodians_by_whom_it_hands_over_to() -> N
         world, worker, task = market(keepers=9, seed=seed, parameters=replace(KEPT, custody_misses_per_day=1_000))
         friends = {bytes([10 + at]) * 20 for at in (0, 1, 2)}
         world.unsigning = set(world.machines) - friends
-        world.run_to(task, Phase.SETTLED)
-        outcomes.update(worker in world.holders(task, window) for window in range(3))
-    assert outcomes.total() == 90 and outcomes[False] < 20
+        world.run(task, until=lambda record: record.final_windows > 1)  # of the result more have to sign (R91)
+        outcomes.update(worker in world.holders(task, window) for window in range(2))
+    assert outcomes.total() == 60 and outcomes[False] < 13
     assert outcomes[False] > 2, "or nothing was tried"
 
 

@@ -145,3 +145,56 @@ def test_a_forged_window_is_not_void_with_an_unkept_one_before_its_lie_is_proven
     returned = [line for line in lines(world, task, Purpose.BOND_RETURN) if line.party == liar]
     assert sum(line.amount for line in proven) > bond // 4 and not returned
     assert require_node(world.state, liar).bad == 1
+
+
+# Results (R91)
+
+
+@pytest.mark.parametrize("friends", [1, 2, 3])
+def test_n16_a_result_that_only_friends_of_its_worker_keep_is_not_final(friends: int) -> None:
+    """One friend among eight drawn machines was enough to be paid, and to sell the result."""
+    world, hoarder, task = market(windows=6)
+    world.hoarders = set()
+    world.run(task, until=lambda record: record.next_window == 5)
+    others = set(world.machines) - {bytes([10 + at]) * 20 for at in range(friends)}
+    world.unsigning = others
+    world.run(task, until=lambda record: hoarder in record.excluded)
+    assert load_window(world.state, task, 5).reason is Reason.NOT_KEPT
+    world.unsigning = set()
+    world.run_to(task, Phase.SETTLED)
+    assert workers(world, task) == [hoarder] * 5 + [b"\x03" * 20]
+
+
+@pytest.mark.parametrize("silent", [1, 2, 3])
+def test_for_each_machine_that_did_not_sign_for_a_result_one_more_does(silent: int) -> None:
+    world, worker, task = market(windows=2)
+    world.hoarders = set()
+    world.unsigning = {bytes([10 + at]) * 20 for at in range(silent)}
+    for seed in range(8):
+        world.seed = seed
+        world.run_to(task, Phase.SETTLED)
+        record = load_custody(world.state, task, 1)
+        signed = [holder for holder in record.holders if holder.bond]
+        assert len(signed) == KEPT.custody_copies + record.refused == record.tried - record.refused
+        assert (record.holder(worker) is not None) == (record.refused > 0)
+        task = world.create(spec(total=40, price=WORTH))
+
+
+def test_many_custodians_of_a_result_share_what_is_locked_for_it() -> None:
+    world, _, task = market(windows=1)
+    world.hoarders = set()
+    world.unsigning = {bytes([10 + at]) * 20 for at in range(4)}
+    for seed in range(20):
+        world.seed = seed
+        world.run_to(task, Phase.SETTLED)
+        record = load_custody(world.state, task, 0)
+        world.block(KEPT.custody_ms)
+        for _ in range(3):
+            world.block()
+        paid = [line.amount for line in lines(world, task, Purpose.CUSTODY_PAY)]
+        assert len(paid) == len([holder for holder in record.holders if holder.bond])
+        assert len(set(paid)) == 1 and sum(paid) <= record.reserve
+        if len(paid) > KEPT.custody_copies + 1:
+            return
+        task = world.create(spec(total=20, price=WORTH))
+    raise AssertionError("nobody refused")
