@@ -1,8 +1,8 @@
-"""``dekube verify``: whether a folder of adapters holds what a task's workers proved."""
+"""``dekube verify``: whether a folder of adapters or of a model holds what a task's workers proved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +17,17 @@ from rpc.client.core import hexed
 from rpc.client.results import Window
 from rpc.client.tasks import spec_of
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.decoder import DecoderModel
 from tasks.models.errors import FolderInvalid
+from tasks.models.trained import TrainedReceipt
 from tasks.spec import JobSpec
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from tasks.models.adapters import Receipt
+
+    AnyReceipt: TypeAlias = Receipt | TrainedReceipt
 
 __all__ = ["check_spec", "matching_window", "verify"]
 
@@ -36,7 +42,7 @@ _STATE: Final = PathName(exists=True, dir_okay=False)
 @click.option("--offline", is_flag=True, help="Ask no node: check the files against the receipt alone.")
 @json_option
 def verify(session: Session, folder: Path, state: Path | None, offline: bool, as_json: bool) -> None:
-    """Check a folder of adapters against the task that trained them.
+    """Check a folder of adapters or of a model against its task.
 
     The files must give the state root of the receipt, byte for byte. The node must show
     a final window of the task with this root. The task must name the same model and rows.
@@ -45,9 +51,7 @@ def verify(session: Session, folder: Path, state: Path | None, offline: bool, as
     Example:
       dekube verify my-adapters
     """
-    from tasks.models.adapters import FILES, check_folder
-
-    receipt = check_folder({name: _read(folder / name) for name in FILES if (folder / name).exists()})
+    receipt, names = _receipt_of(folder)
     if state is not None:
         _compare(receipt, state)
     if offline:
@@ -55,17 +59,29 @@ def verify(session: Session, folder: Path, state: Path | None, offline: bool, as
     window = None if offline else _proved(session, receipt)
     answer: dict[str, Any] = {
         "folder": str(folder),
-        "base": receipt.base,
+        **({} if isinstance(receipt, TrainedReceipt) else {"base": receipt.base}),
         "step": receipt.step,
         "state_root": hexed(receipt.state_root),
-        "model_root": hexed(receipt.model_root),
+        **({} if isinstance(receipt, TrainedReceipt) else {"model_root": hexed(receipt.model_root)}),
         "rows_root": hexed(receipt.rows_root),
         "task": None if receipt.task is None else hexed(receipt.task),
         "window": window,
         "proved": window is not None,
-        "not_checked": sorted(path.name for path in folder.iterdir() if path.name not in FILES),
+        "not_checked": sorted(path.name for path in folder.iterdir() if path.name not in names),
     }
     show_fields(answer, as_json=as_json, title="Folder")
+
+
+def _receipt_of(folder: Path) -> tuple[AnyReceipt, Sequence[str]]:
+    """Return the receipt of a folder whose files agree with it, and the names of these. Raises FolderInvalid."""
+    from tasks.models import adapters, trained
+    from tasks.models.receipts import RECEIPT
+
+    place = folder / RECEIPT
+    is_trained = place.exists() and trained.is_of_training(_read(place))
+    names = trained.FILES if is_trained else adapters.FILES
+    files = {name: _read(folder / name) for name in names if (folder / name).exists()}
+    return (trained.check_model_folder(files) if is_trained else adapters.check_folder(files)), names
 
 
 def _read(path: Path) -> bytes:
@@ -75,19 +91,26 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _compare(receipt: Receipt, file: Path) -> None:
+def _compare(receipt: AnyReceipt, file: Path) -> None:
+    from tasks.engines.decoder_plan import DecoderPlan
     from tasks.engines.state import TrainingState
     from tasks.engines.tuning import TuningPlan
     from tasks.models.adapters import check_state
+    from tasks.models.trained import check_trained_state
     from tasks.programs.adamw import Rates
+    from tasks.programs.decoder import DecoderShape
     from tasks.programs.finetune import FinetuneRates
 
     # The layout of a state follows from its shape alone.
+    if isinstance(receipt, TrainedReceipt):
+        like = DecoderPlan(DecoderShape(receipt.model, 1, 1, 1, 1), FinetuneRates(Rates(1)), bytes(32))
+        check_trained_state(receipt, TrainingState.decode(read_bounded(file, like.state_limit_bytes), like))
+        return
     plan = TuningPlan(receipt.shape, FinetuneRates(Rates(1)), bytes(32))
     check_state(receipt, TrainingState.decode(read_bounded(file, plan.state_limit_bytes), plan))
 
 
-def _proved(session: Session, receipt: Receipt) -> int:
+def _proved(session: Session, receipt: AnyReceipt) -> int:
     """Return the window of the task whose result the folder is. Raises FolderInvalid."""
     if receipt.task is None:
         raise FolderInvalid("the receipt names no task", remedy="Use --offline to check the files alone")
@@ -99,10 +122,15 @@ def _proved(session: Session, receipt: Receipt) -> int:
         return matching_window(receipt, client.task_windows(receipt.task))
 
 
-def check_spec(receipt: Receipt, spec: JobSpec) -> None:
+def check_spec(receipt: AnyReceipt, spec: JobSpec) -> None:
     """Check that a task is the one of a receipt. Raises FolderInvalid, which says what differs."""
     if spec.dataset.root != receipt.rows_root:
         raise FolderInvalid("the task names other rows than the receipt")
+    if isinstance(receipt, TrainedReceipt):
+        model = getattr(spec.part, "model", None)
+        if not isinstance(model, DecoderModel) or model.shape != receipt.model:
+            raise FolderInvalid("the task trains another model than the receipt says")
+        return
     if spec.model_root() != receipt.model_root:
         raise FolderInvalid("the task names another model than the receipt")
     plan = spec.plan()
@@ -110,7 +138,7 @@ def check_spec(receipt: Receipt, spec: JobSpec) -> None:
         raise FolderInvalid("the task has other adapters than the receipt")
 
 
-def matching_window(receipt: Receipt, windows: Iterable[Window]) -> int:
+def matching_window(receipt: AnyReceipt, windows: Iterable[Window]) -> int:
     """Return the final window that leaves the state of a receipt. Raises FolderInvalid if there is none."""
     for window in windows:
         proof = window.proof

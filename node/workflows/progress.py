@@ -11,7 +11,7 @@ from node.workflows.records import MemberRecord, WorkflowRecord
 from rpc.client import Client
 from rpc.client.results import Task
 from state.primitives.errors import DekubeError
-from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.decoder import TRAINING
 
 __all__ = ["MemberState", "end_of", "look", "summary"]
 
@@ -53,8 +53,8 @@ def look(client: Client, record: WorkflowRecord, known: Sequence[MemberState] = 
 
 
 def _last_loss(client: Client, task: Task) -> float | None:
-    """Return the loss at the end of a task of fine-tuning; None where nobody has it any more."""
-    if task.document["spec"]["kind"] != KIND_FINETUNE:
+    """Return the loss at the end of a task that trains; None where nobody has it any more."""
+    if task.document["spec"]["kind"] not in TRAINING:
         return None
     with suppress(DekubeError):
         points = client.losses(task.id, first_window=task.proved_windows - 1)

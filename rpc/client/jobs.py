@@ -99,7 +99,8 @@ def make_job(
             error.text, file=request.data, line=error.line, column=error.column, field="data", code=error.code
         ) from None
     except ModelError as error:
-        raise RequestInvalid(str(error), file=request.model, field="model", code=error.code) from None
+        field = "model" if request.model else "tokenizer"
+        raise RequestInvalid(str(error), file=getattr(request, field), field=field, code=error.code) from None
     except (UnsupportedJob, DecodeError) as error:
         text = f"the job cannot run: {error}"
         raise RequestInvalid(text, file=request.file, code=error.code) from None
@@ -132,8 +133,7 @@ def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
 
 def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
     """Return the contents that workers of a job fetch; the last are its rows."""
-    adapter = getattr(job, "adapter", b"")
-    return (job.model, adapter, job.rows) if adapter else (job.model, job.rows)
+    return tuple(blob for blob in (job.model, getattr(job, "adapter", b""), job.rows) if blob)
 
 
 def put_contents(
@@ -402,6 +402,19 @@ def _finetune(
     return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
 
 
+def _train(
+    core: Core, /, key: SecretKey, *, data: str | Path | Sequence[Mapping[str, object]], budget: int | None = None,
+    max_price: int | None = None, seed: bytes | None = None, custody: bool | None = None,
+    control: Path | None = None, anyway: bool = False, progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Train a decoder from scratch on texts; return the task when it is final. Arguments are as of ``finetune``.
+
+    ``data`` is a text file, a file of JSON lines whose name ends in .jsonl, or rows with ``text``.
+    """
+    wanted = _Wanted("train", None, data, budget, max_price, seed, custody)
+    return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
+
+
 def _generate(
     core: Core, /, key: SecretKey, *, model: str | Path, data: str | Path | Sequence[Mapping[str, object]],
     budget: int | None = None, max_price: int | None = None, seed: bytes | None = None,
@@ -415,7 +428,7 @@ def _generate(
 
 class _Wanted(NamedTuple):
     kind: str
-    model: str | Path
+    model: str | Path | None
     data: str | Path | Sequence[Mapping[str, object]]
     budget: int | None
     max_price: int | None
@@ -450,8 +463,9 @@ def _make_and_post(
 def _requested(wanted: _Wanted, fields: Mapping[str, object]) -> Request:
     from tasks.requests.reading import request_of
 
-    data = str(wanted.data) if isinstance(wanted.data, str | Path) else "the rows"
-    return request_of({"kind": wanted.kind, "model": str(wanted.model), "data": data, **fields})
+    data = str(wanted.data) if isinstance(wanted.data, str | Path) else "rows.jsonl"
+    model = {} if wanted.model is None else {"model": str(wanted.model)}
+    return request_of({"kind": wanted.kind, **model, "data": data, **fields})
 
 
 def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:
@@ -470,6 +484,7 @@ class JobApi:
     price_within = FlowMethod(_price_within)
     post_job = FlowMethod(_post_job)
     resume_job = FlowMethod(_resume_job)
+    train = FlowMethod(_train)
     finetune = FlowMethod(_finetune)
     generate = FlowMethod(_generate)
     put_contents = FlowMethod(put_contents)

@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
+from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
 from tasks.models.generating import GeneratingJob, Tuned, make_generating
-from tasks.models.jobs import TuningJob, make_tuning
+from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_model
+from tasks.models.training import TrainingJob, make_training
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.generating import GeneratingRequest
+from tasks.requests.training import BYTES, TrainingRequest
 from tasks.requests.tuning import TuningRequest
 
 __all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned"]
 
-MadeJob: TypeAlias = TuningJob | GeneratingJob
+MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob
 
 
 class JobTerms(NamedTuple):
@@ -42,6 +46,15 @@ def check_tuned(file: str, adapter: bytes | None, tuned: Tuned | None) -> None:
         raise RequestInvalid("the result of its task is needed", file=file, field="adapter")
 
 
+def _training(request: TrainingRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TrainingJob:
+    if request.tokenizer == BYTES:
+        tokens, vocabulary = ByteTokens(), BYTES_VOCABULARY
+        return make_training(rows, request.data, tokens, vocabulary, request.settings, **terms.named)
+    with open_model(Path(request.tokenizer)) as opened:
+        made, vocabulary = LazyTokens(opened), opened.shape.vocabulary
+        return make_training(rows, request.data, made, vocabulary, request.settings, **terms.named)
+
+
 def _tuning(request: TuningRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TuningJob:
     with open_model(Path(request.model)) as opened:
         return make_tuning(opened, rows, request.settings, **terms.named)
@@ -54,6 +67,7 @@ def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, te
 
 
 MAKERS: Final[Mapping[str, Maker]] = {
+    KIND_TRAIN: _training,
     KIND_FINETUNE: _tuning,
     KIND_GENERATE: _generating,
 }

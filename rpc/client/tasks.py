@@ -659,12 +659,13 @@ def _dataset_limit(spec: JobSpec) -> int | None:
     """Return the most bytes of a data set that is needed for the result, None where none is."""
     from tasks.custody.sealed import sealed_size
     from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+    from tasks.kinds.classifier import ClassifierPart
     from tasks.kinds.generate import KIND_GENERATE
 
     if spec.kind == KIND_GENERATE:  # completions begin where prompts end
         return sealed_size(spec.inputs()[0].size_bytes)
-    # Adapters are tested by those who have the model.
-    return sealed_size(DATASET_BLOB_BYTES_MAX) if len(spec.inputs()) == 1 else None
+    # A model of texts is asked, and adapters are tested by those who have the model.
+    return sealed_size(DATASET_BLOB_BYTES_MAX) if isinstance(spec.part, ClassifierPart) else None
 
 
 def _output_limit(spec: JobSpec) -> int:

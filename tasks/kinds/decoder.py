@@ -9,9 +9,9 @@ from state.primitives.codec import Value
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
-from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
+from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
-from tasks.kinds.finetune import MODEL_LLAMA, STEP_CALLS_MAX, RateSchedule
+from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, STEP_CALLS_MAX, RateSchedule
 from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
 from tasks.programs.decoder import DecoderShape, row_tensors
@@ -20,8 +20,10 @@ from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.program import SourceKind
 
-__all__ = ["DECODER_FIELDS", "DECODER_NAMES", "DecoderModel", "DecoderPart", "TextRows"]
+__all__ = ["DECODER_FIELDS", "DECODER_NAMES", "TRAINING", "DecoderModel", "DecoderPart", "TextRows"]
 
+TRAINING: Final = (KIND_TRAIN, KIND_FINETUNE)
+"""Kinds of jobs whose loss says how far they are."""
 PLANS_HELD_MAX: Final = 256
 """Plans kept in memory."""
 

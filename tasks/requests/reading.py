@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from state.primitives.amounts import format_amount
+from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.requests.arrays import NAME, NAME_LENGTH_MAX, STEPS, STEPS_MAX, Member, members_of, steps_named
@@ -14,6 +15,7 @@ from tasks.requests.errors import RequestInvalid
 from tasks.requests.fields import JobFields, Place
 from tasks.requests.generating import GeneratingRequest, generating_of
 from tasks.requests.terms import TERMS, Terms, amount_field, terms_of
+from tasks.requests.training import TrainingRequest, training_of
 from tasks.requests.tuning import TuningRequest, tuning_of
 from tasks.requests.yaml_text import read_yaml
 
@@ -23,8 +25,9 @@ __all__ = [
 ]  # fmt: skip
 
 _TERMS: Final = ", ".join(TERMS)
-Request: TypeAlias = TuningRequest | GeneratingRequest
+Request: TypeAlias = TrainingRequest | TuningRequest | GeneratingRequest
 KINDS: Final[Mapping[str, Callable[[JobFields], Request]]] = {
+    KIND_TRAIN: training_of,
     KIND_FINETUNE: tuning_of,
     KIND_GENERATE: generating_of,
 }
@@ -61,7 +64,7 @@ class JobFile(NamedTuple):
     def request_of(self, member: Member, tasks: Mapping[str, str] | None = None) -> Request:
         """Return what a task asks for; ``tasks`` are those of the steps that it names. Raises RequestInvalid."""
         request = request_of_member(member, tasks)
-        return request._replace(model=self.model_of(request.model))
+        return request._replace(model=self.model_of(request.model)) if request.model else request
 
 
 def request_of_member(member: Member, tasks: Mapping[str, str] | None = None) -> Request:

@@ -40,6 +40,7 @@ EXEMPT = {
     "node.cli.verify:_read": OF_A_TARGET,
     "node.cli.verify:verify": OF_A_TARGET,
     "tasks.models.adapters:adapter_folder": "values of a length that was checked",
+    "tasks.models.trained:model_folder": "values of a length that was checked",
     "tasks.models.tokens:tokeniser_from_json": "parsed by the library of an extra; tests/tasks/models",
     "tasks.programs.work:add_losses": "packs numbers that were decoded",
     "testnet.scenarios.lies:_coarse": "changes what a liar's own machine fetched",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +22,12 @@ from rpc.client.core import hexed
 from rpc.client.tasks import TaskResult, spec_of
 from state.primitives.errors import ConfigError
 from tasks.custody.sealed import OutputIsGarbage
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import EngineMissing
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.generate import GeneratePart
 from tasks.models.errors import ModelError
-from tasks.spec import FinetunePart, JobSpec
+from tasks.spec import ClassifierPart, DecoderPart, FinetunePart, JobSpec
 
 __all__ = ["result"]
 
@@ -40,7 +41,8 @@ COMPLETIONS: Final = ".jsonl"
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the result to FILE. The suffix selects the format: "
-              f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters.")  # fmt: skip
+              f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters. Of a "
+              "trained language model without a suffix: its folder.")  # fmt: skip
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option("--model", type=PathName(), metavar="PATH",
@@ -66,18 +68,21 @@ def result(
     machines keep false bytes for the worker, the command asks to show that. --yes confirms it. Shown on chain,
     it proves a lie of the worker.
 
-    The result of fine-tuning is a folder in the layout of PEFT. `dekube verify` checks it. Completions of
-    prompts are a file of JSON lines, in the order of the prompts.
+    The result of fine-tuning is a folder in the layout of PEFT. A trained language model is one in that of
+    transformers. `dekube verify` checks both. Completions of prompts are a file of JSON lines, in the
+    order of the prompts.
 
     \b
     Examples:
       dekube task result 0x1234... --out model.npz
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
+      dekube task result 0x1234... --out my-model
       dekube task result 0x1234... --out completions.jsonl --model models/tiny
     """
     if stops and (model is None or "" in stops):
         raise click.UsageError("--stop ends texts, which are written with --model; an empty one ends nothing")
-    is_folder, is_lines = bool(base), out is not None and out.suffix == COMPLETIONS and not base
+    is_folder = bool(base) or (out is not None and not out.suffix)
+    is_lines = out is not None and out.suffix == COMPLETIONS and not base
     if model is not None and not is_lines:
         raise click.UsageError(f"--model is for a file of completions: --out FILE{COMPLETIONS}")
     if not is_folder:
@@ -92,7 +97,7 @@ def result(
             raise NoResult(f"task {hexed(task_id)} ended {record.phase} ({why}): no window became final")
         if record.has_ended and record.phase != "settled":
             say(f"The task ended {record.phase} ({why}); this is its last proven state.")
-        is_tuned, is_generated = isinstance(spec.part, FinetunePart), isinstance(spec.part, GeneratePart)
+        is_tested, is_generated = isinstance(spec.part, ClassifierPart), isinstance(spec.part, GeneratePart)
         if is_folder:
             _check_folder(out, base, spec, yes=yes)
         if is_lines and not is_generated:
@@ -133,7 +138,7 @@ def result(
     }
     if is_generated:
         answer |= _told_completions(found, done)
-    elif not is_tuned:
+    elif is_tested:
         answer |= _tested(found)
     if out is not None:
         answer["file"] = str(out)
@@ -205,27 +210,39 @@ def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> N
     """Check what a folder of adapters needs, before anything is fetched."""
     from tasks.models.adapters import BASE
 
+    if not base and not isinstance(spec.part, DecoderPart):
+        _check_suffix(out)
+    if out is not None and out.exists() and not yes:
+        raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
+    if not base:
+        return
     if not isinstance(spec.part, FinetunePart):
         raise click.UsageError("--base is only for tasks that fine-tune a model")
     if not BASE.fullmatch(base):
         raise click.UsageError("--base is the model's name or path: only letters, digits and ._/-")
-    if out is not None and out.exists() and not yes:
-        raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
 
 
 def _write_folder(folder: Path, base: str, found: TaskResult) -> None:
-    """Write adapters in the layout of PEFT. Raises ConfigError."""
-    from tasks.models.adapters import adapter_folder, receipt_of
-
-    spec, plan = found.spec, found.spec.plan()
-    assert isinstance(plan, TuningPlan)
-    receipt = receipt_of(
-        plan.shape, found.state, base=base, model_root=spec.model_root(), rows_root=spec.dataset.root,
-        task=found.task,
-    )  # fmt: skip
+    """Write adapters in the layout of PEFT, or a model in that of transformers. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
-    for name, content in adapter_folder(receipt, found.state.tensors).items():
+    for name, content in _folder_of(base, found).items():
         write_file(folder / name, content)
+
+
+def _folder_of(base: str, found: TaskResult) -> Mapping[str, bytes]:
+    """Return the files of a folder by name."""
+    from tasks.models.adapters import adapter_folder, receipt_of
+    from tasks.models.trained import model_folder, trained_receipt
+
+    spec, plan, state = found.spec, found.spec.plan(), found.state
+    if isinstance(plan, DecoderPlan):
+        trained = trained_receipt(plan.shape.model, state, rows_root=spec.dataset.root, task=found.task)
+        return model_folder(trained, state.tensors)
+    assert isinstance(plan, TuningPlan)
+    receipt = receipt_of(
+        plan.shape, state, base=base, model_root=spec.model_root(), rows_root=spec.dataset.root, task=found.task
+    )
+    return adapter_folder(receipt, state.tensors)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from node.cli.output import counted
+from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.programs.operators.scalars import NANO
@@ -14,8 +15,21 @@ if TYPE_CHECKING:
     from rpc.client.making import MadeJob
     from tasks.models.generating import GeneratingJob
     from tasks.models.jobs import TuningJob
+    from tasks.models.training import TrainingJob
 
-__all__ = ["decoding_told", "told_generating", "told_job", "told_tuning"]
+__all__ = ["decoding_told", "told_generating", "told_job", "told_training", "told_tuning"]
+
+
+def told_training(job: TrainingJob) -> Mapping[str, str]:
+    """Return what is trained, and on what."""
+    part: Any = job.spec.part
+    rows, model = part.dataset, part.model
+    return {
+        "model": f"{counted(model.layers, 'layer')}, width {model.width}, {counted(model.heads, 'head')}, "
+        f"vocabulary {model.vocabulary}: {job.spec.plan().parameters:,} weights",
+        "rows": f"{rows.rows} of {counted(rows.length, 'token')}, {part.batch} a step",
+        "blobs": f"{len(job.rows)} bytes of rows",
+    }
 
 
 def told_tuning(job: TuningJob) -> Mapping[str, str]:
@@ -57,6 +71,7 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
 
 
 TOLD: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
+    KIND_TRAIN: told_training,
     KIND_FINETUNE: told_tuning,
     KIND_GENERATE: told_generating,
 }

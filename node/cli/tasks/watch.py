@@ -23,7 +23,7 @@ from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
 from rpc.client.results import EscrowTotals, Task
 from state.primitives.errors import ConfigError, DekubeError
-from tasks.kinds.finetune import KIND_FINETUNE
+from tasks.kinds.decoder import TRAINING
 
 __all__ = [
     "WATCH_TIMEOUT_S",
@@ -69,7 +69,7 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
 
 
 class _Losses:
-    """Says the loss of a task of fine-tuning after each window that is proved."""
+    """Says the loss of a task that trains after each window that is proved."""
 
     def __init__(self, client: Client, task_id: bytes, tell: Callable[[str], None]) -> None:
         self._client, self._task, self._tell = client, task_id, tell
@@ -78,7 +78,7 @@ class _Losses:
 
     def update(self, found: TaskUpdate) -> None:
         """Look at an update; losses that nobody has are left out, for they are only information."""
-        if found.task.document["spec"]["kind"] != KIND_FINETUNE or found.task.proved_windows <= self._windows:
+        if found.task.document["spec"]["kind"] not in TRAINING or found.task.proved_windows <= self._windows:
             return
         with suppress(DekubeError):
             self._points += self._client.losses(self._task, first_window=self._windows)

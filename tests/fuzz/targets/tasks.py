@@ -60,6 +60,7 @@ from tasks.models.huggingface import Checkpoint, ends_of, shards_of
 from tasks.models.prompts import prompts_of
 from tasks.models.rows import examples_of, make_rows
 from tasks.models.safetensors import read_safetensors, write_safetensors
+from tasks.models.trained import TrainedReceipt, check_model_folder
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
@@ -102,6 +103,8 @@ from tests.tasks.generated import asked, generated, sampled
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
+from tests.tasks.models.test_trained import FOLDER as TRAINED_FOLDER
+from tests.tasks.models.test_trained import MADE as TRAINED
 from tests.tasks.programs.llamas import TINY
 from tests.tasks.trained import trained
 from tests.tasks.tuned import tuned
@@ -320,6 +323,16 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "receipt of adapters", Target(
         lambda data: Receipt.decode(data), (MADE.encode(),),
         tuple(f"tasks.models.adapters:{name}" for name in ("Receipt.decode", "_unhex", "_shape")),
+        (FolderInvalid,), memory=160,
+    )  # fmt: skip
+    yield "receipt of a trained model", Target(
+        lambda data: TrainedReceipt.decode(data), (TRAINED.encode(),),
+        tuple(f"tasks.models.{name}" for name in ("trained:TrainedReceipt.decode", "receipts:root_of")),
+        (FolderInvalid,), memory=160,
+    )  # fmt: skip
+    yield "folder of a trained model", Target(
+        lambda data: check_model_folder(TRAINED_FOLDER | {"model.safetensors": data}),
+        (TRAINED_FOLDER["model.safetensors"],), ("tasks.models.trained:check_model_folder",),
         (FolderInvalid,), memory=160,
     )  # fmt: skip
     yield "folder of adapters", Target(

@@ -46,12 +46,14 @@ def test_a_template_becomes_a_job_with_a_model_and_data(name: str, tmp_path: Pat
     write_folder(tmp_path / "models/smollm2-135m", TINY)
     for data in ("answers.jsonl", "prompts.jsonl"):
         (tmp_path / data).write_text('{"input_ids": [1, 2, 3]}\n' * 2)
+    (tmp_path / "book.txt").write_text("A text.\nAnd its second line.\n")
     done = CliRunner().invoke(group, ["templates", "show", name])
     (tmp_path / "job.yaml").write_text(done.stdout.replace("new_tokens: 64", "new_tokens: 4"))
     checked = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml"), "--json"])
     assert checked.exit_code == 0 and json.loads(checked.stdout)["kind"] == name
     (tmp_path / "answers.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
     (tmp_path / "prompts.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
+    (tmp_path / "book.txt").write_bytes(b"A text.\n\xff\n")
     broken = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml")])
     assert isinstance(broken.exception, RequestInvalid) and broken.exception.line == 2
     assert broken.exception.code == "rows_invalid"

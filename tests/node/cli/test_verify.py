@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import group
-from node.cli.verify import matching_window
+from node.cli.verify import check_spec, matching_window
 from rpc.client.results import Amount, Proof, Window
 from tasks.models.errors import FolderInvalid
+from tests.tasks.models import test_trained as trained
 from tests.tasks.models.test_adapters import FOLDER, MADE, STATE, random_state
+from tests.tasks.trained import trained as tasks_trained
 
 
 @pytest.fixture
@@ -50,6 +52,30 @@ def test_a_folder_that_was_changed_is_refused(folder: Path, tmp_path: Path) -> N
     (folder / "README.md").unlink()
     with pytest.raises(FolderInvalid, match=r"README.md: the file is missing"):
         run(str(folder), "--offline")
+
+
+def test_a_folder_of_a_trained_model_is_checked_by_its_receipt(tmp_path: Path) -> None:
+    for name, content in trained.FOLDER.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "state").write_bytes(trained.STATE.encode())
+    found = run(str(tmp_path), "--offline", "--state", str(tmp_path / "state"))
+    assert (found["state_root"], found["step"]) == ("0x" + trained.MADE.state_root.hex(), 7)
+    assert "base" not in found and found["not_checked"] == ["state"]
+    (tmp_path / "state").write_bytes(trained.state_of(trained.MODEL, 5).encode())
+    with pytest.raises(FolderInvalid, match="state is not the one"):
+        run(str(tmp_path), "--offline", "--state", str(tmp_path / "state"))
+    (tmp_path / "config.json").write_bytes(b"{}")
+    with pytest.raises(FolderInvalid, match=r"config\.json: other bytes"):
+        run(str(tmp_path), "--offline")
+
+
+def test_a_trained_model_is_of_a_task_with_its_shape_and_rows() -> None:
+    spec, plan, _ = tasks_trained()
+    receipt = trained.MADE.__class__(None, spec.dataset.root, 6, bytes(32), plan.shape.model, {})
+    check_spec(receipt, spec)
+    for other in (replace(receipt, rows_root=bytes(32)), replace(receipt, model=trained.MODEL)):
+        with pytest.raises(FolderInvalid, match="the task"):
+            check_spec(other, spec)
 
 
 def window(number: int, phase: str, **changes: Any) -> Window:

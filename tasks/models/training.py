@@ -1,0 +1,139 @@
+"""A job that trains a decoder from scratch on a file of texts: its specification and its blob (market.md R88).
+
+What is wrong is found before anything is paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from state.primitives.hashing import HASH_BYTES
+from tasks.engines.decoder_training import first_state
+from tasks.engines.input_blobs import join_tensors, rows_root
+from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
+from tasks.kinds.decoder import DecoderModel, DecoderPart
+from tasks.kinds.decoder import TextRows as NamedRows
+from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule
+from tasks.models.jobs import name_of, schedule_of
+from tasks.models.rows import Tokens
+from tasks.models.texts import TextRows, texts_of, token_rows
+from tasks.programs.decoder import row_tensors
+from tasks.programs.operators.scalars import NANO
+from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
+
+__all__ = ["PRESETS", "DecoderSize", "TrainingJob", "TrainingSettings", "make_training"]
+
+BETA1_NANO: Final = 900_000_000
+BETA2_NANO: Final = 950_000_000
+"""As decoders are trained from scratch: with 0.999 the first steps count for too long."""
+EPSILON_NANO: Final = 10
+ROTARY_BASE: Final = 10_000
+NORM_EPSILON_NANO: Final = 10_000
+WARMUP_PART: Final = 20
+"""The warm-up is a twentieth of the steps, if nobody says how long it is."""
+_HIDDEN_MULTIPLE: Final = 8
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """Sizes of a decoder. 0: ``key_heads`` as ``heads``; ``hidden`` 8/3 of the width, a multiple of 8."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    key_heads: int = 0
+    hidden: int = 0
+    tied: bool = True
+
+    def model(self, vocabulary: int) -> DecoderModel:
+        """Return the model of a vocabulary; a program says whether there is one."""
+        hidden = self.hidden or -(-8 * self.width // 3 // _HIDDEN_MULTIPLE) * _HIDDEN_MULTIPLE
+        return DecoderModel(
+            MODEL_LLAMA, vocabulary, self.width, self.layers, self.heads, self.key_heads or self.heads,
+            self.width // self.heads, hidden, self.context, ROTARY_BASE, NORM_EPSILON_NANO, int(self.tied),
+        )  # fmt: skip
+
+
+PRESETS: Final[Mapping[str, DecoderSize]] = MappingProxyType({
+    "tiny": DecoderSize(2, 64, 4, 64),
+    "small": DecoderSize(4, 128, 4, 128),
+    "medium": DecoderSize(6, 256, 8, 256),
+    "large": DecoderSize(8, 384, 8, 256),
+})  # fmt: skip
+"""Sizes by name. With bytes as tokens they have 0.1, 0.8, 4.8 and 14.3 million weights."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What a requester chooses. ``steps`` 0: as many as ``epochs`` have; ``warmup_steps`` -1: see WARMUP_PART."""
+
+    size: DecoderSize = PRESETS["small"]
+    epochs: int = 10
+    steps: int = 0
+    batch: int = 8
+    learning_rate_nano: int = 3_000_000
+    weight_decay_nano: int = 100_000_000
+    schedule: str = "cosine"
+    warmup_steps: int = -1
+    clip_nano: int = NANO
+    segment_steps: int = 0
+    window_steps: int = 0
+
+
+class TrainingJob(NamedTuple):
+    """A specification, the blob that it names, and notes for its requester. No model comes from outside."""
+
+    spec: JobSpec
+    rows: bytes
+    notes: tuple[str, ...]
+    model: bytes = b""
+
+
+def make_training(
+    data: bytes, name: str, tokens: Tokens, vocabulary: int, settings: TrainingSettings, *, seed: bytes,
+    max_price_per_tera_unit: int, match_ms: int,
+) -> TrainingJob:  # fmt: skip
+    """Return the job of a file of texts; ``name`` says how they are read (``texts_of``).
+
+    Raises RowsInvalid with line and column; UnsupportedJob.
+    """
+    rows = token_rows(texts_of(data, name, tokens, vocabulary), settings.size.context, vocabulary)
+    unnamed = _part(rows, vocabulary, settings)
+    total = settings.steps or -(-settings.epochs * rows.rows // unnamed.batch)
+    if settings.warmup_steps < 0:
+        unnamed = unnamed._replace(rates=unnamed.rates._replace(warmup_steps=total // WARMUP_PART))
+    plan = unnamed.plan(seed, total)
+    plan.check()
+    blob = join_tensors(row_tensors(plan.shape), rows.contents)
+    part = unnamed._replace(
+        dataset=unnamed.dataset._replace(blob=name_of(blob), root=rows_root(plan.shape, rows.contents))
+    )
+    spec = JobSpec(
+        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
+        schedule_of(plan, total, settings.segment_steps, settings.window_steps), max_price_per_tera_unit,
+        Requirements(0, 0, 0), match_ms,
+    )  # fmt: skip
+    return TrainingJob(spec, blob, _notes(rows))
+
+
+def _part(rows: TextRows, vocabulary: int, settings: TrainingSettings) -> DecoderPart:
+    nothing = bytes(HASH_BYTES)
+    return DecoderPart(
+        settings.size.model(vocabulary),
+        NamedRows(nothing, nothing, rows.rows, rows.rows, rows.length),
+        min(settings.batch, rows.rows),
+        Optimiser(
+            OPTIMISER_ADAMW, settings.learning_rate_nano, BETA1_NANO, BETA2_NANO, EPSILON_NANO,
+            settings.weight_decay_nano,
+        ),
+        RateSchedule(settings.schedule, max(settings.warmup_steps, 0), settings.clip_nano),
+    )  # fmt: skip
+
+
+def _notes(rows: TextRows) -> tuple[str, ...]:
+    twice = rows.rows * rows.length - (rows.tokens - 1)
+    return (f"{twice} tokens are in two rows, so that no token is left out",) if twice else ()

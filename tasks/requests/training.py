@@ -1,0 +1,87 @@
+"""A request to train a decoder from scratch: texts, a size, and settings that all have a default (R88)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from tasks.kinds.classifier import KIND_TRAIN
+from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
+from tasks.programs.operators.schedules import SCHEDULES
+from tasks.requests.fields import JobFields
+
+__all__ = ["BYTES", "TrainingRequest", "training_of"]
+
+BYTES: Final = "bytes"
+"""The tokeniser that needs no file."""
+_SHAPE: Final = "shape"
+_FIELDS: Final = (
+    "kind", "data", "tokenizer", "epochs", "steps", "batch", "learning_rate", "weight_decay", "schedule",
+    "warmup_steps", "clip", "segment_steps", "window_steps",
+)  # fmt: skip
+_SIZES: Final = ("layers", "width", "heads", "key_heads", "hidden", "context")
+_PRESET: Final = "small"
+
+
+class TrainingRequest(NamedTuple):
+    """Where the texts lie, what makes tokens of them (BYTES, or the folder of a model), and the settings.
+
+    ``model`` is empty: there is none before the training. ``file`` names the request.
+    """
+
+    file: str
+    data: str
+    tokenizer: str
+    settings: TrainingSettings
+    model: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of job that is asked for."""
+        return KIND_TRAIN
+
+
+def training_of(fields: JobFields) -> TrainingRequest:
+    """Return what is asked for. Raises RequestInvalid."""
+    usual = TrainingSettings()
+    size = _size_of(fields)
+    if fields.both("epochs", "steps"):
+        raise fields.wrong("steps", "steps and epochs: give one of them")
+    settings = TrainingSettings(
+        size=size,
+        epochs=fields.whole("epochs", usual.epochs),
+        steps=fields.whole("steps", usual.steps),
+        batch=fields.whole("batch", usual.batch),
+        learning_rate_nano=fields.nano("learning_rate", usual.learning_rate_nano),
+        weight_decay_nano=fields.nano("weight_decay", usual.weight_decay_nano),
+        schedule=fields.choice("schedule", SCHEDULES, usual.schedule),
+        warmup_steps=fields.whole("warmup_steps", usual.warmup_steps, least=0),
+        clip_nano=fields.nano("clip", usual.clip_nano),
+        segment_steps=fields.whole("segment_steps", usual.segment_steps),
+        window_steps=fields.whole("window_steps", usual.window_steps),
+    )
+    tokenizer = fields.text("tokenizer", BYTES)
+    if tokenizer != BYTES:
+        tokenizer = fields.path("tokenizer")
+    return TrainingRequest(fields.file, fields.path("data"), tokenizer, settings)
+
+
+def _size_of(fields: JobFields) -> DecoderSize:
+    """Return the size of the model: a preset by name, or sizes that change one. Raises RequestInvalid."""
+    if fields.has(_SHAPE) and isinstance(fields.value(_SHAPE), str):
+        found = PRESETS[fields.choice(_SHAPE, tuple(PRESETS), _PRESET)]
+        fields.drop((_SHAPE,))
+        fields.expect((*_FIELDS, _SHAPE))
+        return found
+    fields.expect(_FIELDS, _SHAPE, ("preset", *_SIZES, "tied"))
+    usual = PRESETS[fields.choice("preset", tuple(PRESETS), _PRESET)]
+    sizes = {name: fields.whole(name, getattr(usual, name)) for name in _SIZES}
+    tied = fields.value("tied") if fields.has("tied") else usual.tied
+    if type(tied) is not bool:
+        raise fields.wrong("tied", "tied: true or false expected")
+    found = replace(usual, **sizes, tied=tied)
+    if found.width % found.heads or found.width // found.heads % 2:
+        raise fields.wrong("heads", f"heads: {found.heads} heads of an even part of width {found.width} expected")
+    if found.heads % (found.key_heads or found.heads):
+        raise fields.wrong("key_heads", f"key_heads: a divisor of {found.heads} heads expected")
+    return found

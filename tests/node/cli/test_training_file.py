@@ -1,0 +1,113 @@
+"""Files of jobs that train a decoder: what they describe, and what is refused with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli.tasks.job_file import read_job
+from node.cli.tasks.told import told_job
+from rpc.client.jobs import blobs_of, make_job
+from tasks.engines.input_blobs import check_tensors
+from tasks.ledger.screening import check_start
+from tasks.models.training import PRESETS
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import kind_of
+from tasks.spec import Schedule, decode_spec, encode_spec
+from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.tuned import TINY
+
+FILE = """
+kind: train
+data: book.txt
+shape: {layers: 2, width: 16, heads: 2, context: 12}
+steps: 40
+batch: 2
+learning_rate: 1e-2
+"""
+TEXT = "A text that is learned by heart. " * 4 + "End."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "book.txt").write_text(TEXT)
+    (tmp_path / "train.yaml").write_text(FILE)
+    return tmp_path
+
+
+def made(folder: Path) -> Any:
+    return make_job(
+        read_job(folder / "train.yaml").request, seed=b"s" * 32, max_price_per_tera_unit=10**15, match_ms=60_000
+    )
+
+
+def test_a_job_is_made_of_a_text(folder: Path) -> None:
+    job = made(folder)
+    assert kind_of(read_job(folder / "train.yaml").request) == "train"
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    (given,) = job.spec.inputs()
+    check_tensors(given.tensors, given.root, job.rows)
+    assert blobs_of(job) == (job.rows,)
+    part = job.spec.part
+    assert part.model[1:] == (257, 16, 2, 2, 2, 8, 48, 12, 10_000, 10_000, 1)
+    assert (part.dataset.rows, part.dataset.length, part.batch) == (12, 12, 2)
+    assert part.rates == ("cosine", 2, 10**9) and part.optimiser.learning_rate_nano == 10_000_000
+    assert job.spec.schedule == Schedule(40, 1, 40)
+    assert job.notes and "12 tokens" in told_job(job)["rows"] and "vocabulary 257" in told_job(job)["model"]
+    assert made(folder) == job
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_shapes_that_jobs_can_have(folder: Path, name: str) -> None:
+    (folder / "book.txt").write_text(TEXT * 20)
+    for shape in (f"shape: {name}", f"shape: {{preset: {name}, tied: false}}"):
+        text = FILE.replace("shape: {layers: 2, width: 16, heads: 2, context: 12}", shape)
+        text = text.replace("batch: 2", "batch: 8")
+        (folder / "train.yaml").write_text(text)
+        spec = made(folder).spec
+        assert decode_spec(encode_spec(spec)) == spec
+        assert spec.part.model.tied == ("tied" not in shape)
+
+
+def test_the_tokens_of_a_models_folder_are_taken(folder: Path) -> None:
+    (folder / "model").mkdir()
+    write_folder(folder / "model", TINY)
+    (folder / "rows.jsonl").write_text('{"input_ids": [1, 2, 3, 4, 5]}\n')
+    text = FILE.replace("book.txt", "rows.jsonl") + "tokenizer: model\n"
+    (folder / "train.yaml").write_text(text)
+    assert made(folder).spec.part.model.vocabulary == TINY.vocabulary
+    (folder / "rows.jsonl").write_text('{"input_ids": [1, 99]}\n')
+    with pytest.raises(RequestInvalid, match=f"vocabulary has {TINY.vocabulary}"):
+        made(folder)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("steps: 40", "stesp: 40", "train.yaml: line 5: stesp is not a known field; did you mean steps?"),
+        ("layers: 2", "layres: 2", "line 4: shape.layres is not a known field; did you mean shape.layers?"),
+        ("heads: 2", "heads: 3", "line 4: heads: 3 heads of an even part of width 16"),
+        ("heads: 2", "heads: 2, key_heads: 3", "line 4: key_heads: a divisor of 2 heads"),
+        ("heads: 2", "heads: 2, tied: 1", "line 4: tied: true or false"),
+        ("{layers: 2, width: 16, heads: 2, context: 12}", "huge", "line 4: shape: tiny, small, medium, large"),
+        ("steps: 40", "steps: 40\nepochs: 3", "steps and epochs: give one of them"),
+        ("batch: 2", "model: some", "line 6: model is not a known field"),
+        ("width: 16", "width: 8192", "the job cannot run"),
+        ("data: book.txt", "data: none.txt", "none.txt: No such file"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(folder: Path, was: str, now: str, why: str) -> None:
+    assert was in FILE
+    (folder / "train.yaml").write_text(FILE.replace(was, now))
+    with pytest.raises(RequestInvalid) as caught:
+        made(folder)
+    assert why in str(caught.value)
+
+
+def test_a_fault_of_the_text_has_its_line(folder: Path) -> None:
+    (folder / "book.txt").write_bytes(b"one\ntw\xff")
+    with pytest.raises(RequestInvalid) as caught:
+        made(folder)
+    assert (caught.value.line, caught.value.code) == (2, "rows_invalid")
