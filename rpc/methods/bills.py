@@ -53,6 +53,7 @@ from tasks.ledger.screening import (
     look_out,
     machine_notices,
     machine_objections,
+    rate_objections,
 )
 from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
 
@@ -114,6 +115,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     gas = {kind.name: kind.gas for kind in node.description.kinds}
     objections = [
         *seen.start,
+        *rate_objections(job, parameters),
         *machine_objections(job, seen.outlook),
         *cost_objections(job, parameters, gas, node.head.base_fee_next),
     ]

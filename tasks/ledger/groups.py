@@ -40,6 +40,7 @@ from tasks.ledger.registry import is_available
 from tasks.ledger.settlement import (
     budget_of,
     check_affordable,
+    check_measured,
     close_escrow,
     pay_cancelled,
     pay_earned,
@@ -90,12 +91,13 @@ def create_group(
 ) -> None:
     """Create a group and the task of its seat 0.
 
-    Raises GroupsOff, CheckTooDear, UnsupportedJob, InsufficientBalance.
+    Raises GroupsOff, CheckTooDear, TrialsOff, UnsupportedJob, InsufficientBalance.
     """
     parameters, block = scope.parameters, scope.block
     if members > parameters.group_members_max:
         raise GroupsOff(f"{parameters.group_members_max} members at most, not {members}")
     check_affordable(spec, parameters)
+    check_measured(spec, parameters)
     spec.plan().check()
     group = GroupRecord(
         id=group_id_of(sender, nonce), requester=sender, specification=spec_hash(raw), phase=GroupPhase.MATCHING,

@@ -49,6 +49,7 @@ __all__ = [
     "look_out",
     "machine_notices",
     "machine_objections",
+    "rate_objections",
     "read_dataset_facts",
     "side_costs",
     "start_root",
@@ -305,6 +306,14 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     )
     text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
     return [Objection("no_such_machine", text)]
+
+
+def rate_objections(spec: JobSpec, parameters: TaskParameters) -> list[Objection]:
+    """Return that a job requires a rate on a chain that measures none, which refuses it (R64)."""
+    if not spec.requirements.rate_min or parameters.trial_ms:
+        return []
+    text = "requirements.rate_min has to be 0: this chain has no speed trials, so rates are claims"
+    return [Objection("trials_off", text)]
 
 
 def cost_objections(

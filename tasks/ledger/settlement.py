@@ -22,7 +22,7 @@ from billing.prices import (
     work_price,
     work_price_up,
 )
-from tasks.errors import CheckTooDear
+from tasks.errors import CheckTooDear, TrialsOff
 from tasks.ledger import registry
 from tasks.ledger.audits import (
     CHECK_GAS,
@@ -69,6 +69,7 @@ __all__ = [
     "charge_of",
     "check_affordable",
     "check_budget",
+    "check_measured",
     "check_terms",
     "close_escrow",
     "delivery_fees",
@@ -169,6 +170,12 @@ def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
     most = parameters.check_fund_float // FLOAT_PARTS
     if cost > most:
         raise CheckTooDear(f"an audit of a window runs again what costs {cost}, the check fund bears {most}")
+
+
+def check_measured(spec: JobSpec, parameters: TaskParameters) -> None:
+    """Refuse a job that requires a rate which nobody measures: a claim would do. Raises TrialsOff (R64)."""
+    if spec.requirements.rate_min and not parameters.trial_ms:
+        raise TrialsOff("requirements.rate_min needs a chain with speed trials (tasks.trial_ms)")
 
 
 def _worth(units: int, limit: int, charge: int, parameters: TaskParameters) -> int:

@@ -74,6 +74,7 @@ from tasks.ledger.settlement import (
     bond_of,
     budget_of,
     check_affordable,
+    check_measured,
 )
 from tasks.ledger.trial_transitions import trial_rules
 from tasks.ledger.verification import (
@@ -244,6 +245,7 @@ class _Market:
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
         check_affordable(task.spec, self._parameters)
+        check_measured(task.spec, self._parameters)
         task.spec.plan().check()  # a job that could leave the exact range is refused here, where it is paid for
         task_id, budget = task_id_of(context.sender, context.nonce), budget_of(task.spec, self._parameters)
         case = begin_task(self.scope(state, context), task_id, context.sender, task.spec, task.raw, budget)

@@ -602,6 +602,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "trials", "a claimed speed is believed", {"trial_ms": 0},
             (Aim("speed liar", {**_FAST, "share": 20, "forges": False}),),
+            (_of("check_measured", _none, "settlement"),),
         ),
         Absent(
             "trial-checks", "nobody checks the links of a speed trial",

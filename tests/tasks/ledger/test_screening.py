@@ -15,6 +15,7 @@ from state.view.accounts import credit
 from tasks.engines import plan
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
+from tasks.ledger.group_transitions import CREATE_GROUP
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRole, require_node, save_node
 from tasks.ledger.screening import (
@@ -26,6 +27,7 @@ from tasks.ledger.screening import (
     look_out,
     machine_notices,
     machine_objections,
+    rate_objections,
     read_dataset_facts,
 )
 from tasks.ledger.transitions import CREATE_TASK, RETIRE_NODE, rules
@@ -34,7 +36,7 @@ from tasks.programs.program import Program
 from tasks.recipes import digits_spec
 from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
-from tests.tasks.world import DKB, QUICK, World, spec
+from tests.tasks.world import DKB, QUICK, REQUESTER, World, spec
 
 JOB = make_spec()
 FACTS = read_dataset_facts(BLOB)
@@ -238,3 +240,15 @@ def test_the_chain_refuses_what_no_machine_and_no_data_set_can_ever_be() -> None
         else:
             with pytest.raises(DecodeError, match="rows"):
                 decode_spec(encode_spec(job))
+
+
+@pytest.mark.parametrize("trial_ms", [0, 10_000])
+@pytest.mark.parametrize("rate_min", [0, 1])
+def test_a8_a_job_requires_no_rate_of_a_chain_that_measures_none(trial_ms: int, rate_min: int) -> None:
+    """Who claimed the rate took such jobs from machines that have it (R64)."""
+    parameters = replace(QUICK, trial_ms=trial_ms, group_members_max=8)
+    world, job = World(parameters=parameters), spec()._replace(requirements=Requirements(0, 0, rate_min))
+    refused = "trials_off" if rate_min and not trial_ms else None
+    assert world.send(REQUESTER, CREATE_TASK, [encode_spec(job)]) == refused
+    assert world.send(REQUESTER, CREATE_GROUP, [encode_spec(job), 2, 0]) == refused
+    assert codes(rate_objections(job, parameters)) == [refused] * (refused is not None)
