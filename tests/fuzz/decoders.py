@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.targets import api, commands, consensus, disputes, node, p2p, relay, rpc, state, tasks, testnet
+from tests.fuzz.targets import (
+    api,
+    commands,
+    consensus,
+    containers,
+    disputes,
+    node,
+    p2p,
+    relay,
+    rpc,
+    state,
+    tasks,
+    testnet,
+)
 from tests.fuzz.targets.base import Target
 
 __all__ = ["SOURCES", "TARGETS", "Target"]
 
-_PACKAGES = (state, consensus, p2p, relay, tasks, disputes, rpc, node, api, testnet, commands)
+_PACKAGES = (state, consensus, p2p, relay, tasks, containers, disputes, rpc, node, api, testnet, commands)
 _FOUND = tuple((name, target, package) for package in _PACKAGES for name, target in package.targets())
 TARGETS = {name: target for name, target, _ in _FOUND}
 SOURCES = {name: Path(str(package.__file__)) for name, _, package in _FOUND}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.container_engine import Engine, running_engine, skip_without
 
 pytestmark = pytest.mark.compose
 
@@ -24,78 +23,21 @@ RPC_PORT = 18545
 FAUCET_PORT = 18600
 
 
-class Engine:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.environment = {
-            **os.environ,
-            "DOCKER_HOST": f"unix://{root}/docker.sock",
-            "DOCKER_CONFIG": str(root / "config"),
-            "DOCKER_BUILDKIT": "0",
-            "COMPOSE_PROJECT_NAME": "dekubetest",
-            "DEKUBE_IMAGE": IMAGE,
-            "RPC_PORT": str(RPC_PORT),
-            "FAUCET_PORT": str(FAUCET_PORT),
-        }
-        plugins = root / "config" / "cli-plugins"
-        plugins.mkdir(parents=True)
-        (plugins / "docker-compose").symlink_to(Path(sys.executable).parent / "docker-compose")
-        self.log = (root / "dockerd.log").open("wb")
-        self.process = subprocess.Popen(
-            [
-                "dockerd", f"--host=unix://{root}/docker.sock", f"--data-root={root}/data",
-                f"--exec-root={root}/exec", f"--pidfile={root}/pid", "--bridge=none",
-            ],
-            stdout=self.log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def docker(self, *arguments: str, timeout_s: float = 600, check: bool = True) -> str:
-        done = subprocess.run(
-            ["docker", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        if check and done.returncode:
-            raise AssertionError(f"docker {' '.join(arguments)}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-        return done.stdout
-
-    def wait(self) -> None:
-        deadline = time.monotonic() + 60
-        while subprocess.run(["docker", "version"], env=self.environment, capture_output=True).returncode:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                log = (self.root / "dockerd.log").read_text(errors="replace")[-2000:]
-                pytest.skip(f"no container engine can run on this machine: {log}")
-            time.sleep(0.3)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
-
-
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    missing = [name for name in ("dockerd", "docker", "debootstrap") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"no container engine: root and {', '.join(missing) or 'nothing else'} needed")
+    skip_without("dockerd", "docker", "debootstrap")
     root = tmp_path_factory.mktemp("engine")
-    engine = Engine(root)
-    try:
-        engine.wait()
+    names = {
+        "COMPOSE_PROJECT_NAME": "dekubetest",
+        "DEKUBE_IMAGE": IMAGE,
+        "RPC_PORT": str(RPC_PORT),
+        "FAUCET_PORT": str(FAUCET_PORT),
+    }
+    with running_engine(root, names) as engine:
         build_base_image(engine, root)
         subprocess.run(["make", "wheels"], cwd=ROOT, check=True)
         engine.docker("build", "--network=none", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}", "-t", IMAGE, ".")
         yield engine
-    finally:
-        engine.stop()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def build_base_image(engine: Engine, root: Path) -> None:
@@ -104,12 +46,7 @@ def build_base_image(engine: Engine, root: Path) -> None:
         ["debootstrap", "--variant=minbase", "--include=python3,python3-venv", "bookworm", str(system)],
         check=True, stdout=subprocess.DEVNULL, timeout=600,
     )  # fmt: skip
-    archive = subprocess.Popen(["tar", "-C", str(system), "-c", "."], stdout=subprocess.PIPE)
-    subprocess.run(
-        ["docker", "import", "-", BASE_IMAGE], stdin=archive.stdout, check=True, env=engine.environment,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert archive.wait() == 0
+    engine.import_tree(system, BASE_IMAGE)
 
 
 def containers(engine: Engine) -> dict[str, dict[str, object]]:

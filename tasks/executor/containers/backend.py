@@ -1,0 +1,129 @@
+"""What a back end for containers offers the node. A container outlives the node that started it (0112)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from tasks.executor.containers.outputs import Outputs
+from tasks.executor.containers.request import ContainerRequest
+
+__all__ = [
+    "Collected",
+    "ContainerBackend",
+    "End",
+    "Ended",
+    "EngineFacts",
+    "Look",
+    "OnLook",
+    "OnPull",
+    "PullProgress",
+]
+
+
+class End(StrEnum):
+    """Why a container ended."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DISK = "out_of_disk"
+    TIME_LIMIT = "time_limit"
+    LOG_LIMIT = "log_limit"
+    STOPPED = "stopped"
+    LOST = "lost"
+    """The engine no longer has it: somebody removed it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a container ended: ``code`` is its exit code, or the number of the signal that ended it."""
+
+    end: End
+    code: int
+    up_s: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look found: whether it runs (and is not paused), and the seconds in which it was up."""
+
+    is_up: bool
+    up_s: float
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """Bytes of an image that arrived, of those that are known to come."""
+
+    current: int
+    total: int
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine is and grants. ``missing`` names what it lacks for any container."""
+
+    version: str
+    missing: tuple[str, ...]
+    has_user_namespace: bool
+    has_gpus: bool
+    has_init: bool = True
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The last bytes of a container's output, and the tar of its output folder: None where it has no valid one."""
+
+    log: bytes
+    outputs: Outputs | None
+    why: str = ""
+
+
+OnPull: TypeAlias = Callable[[PullProgress], None]
+OnLook: TypeAlias = Callable[[Look], None]
+
+
+class ContainerBackend(Protocol):
+    """One engine. Everything is found again by the task's id after the node restarts."""
+
+    async def probe(self) -> EngineFacts:
+        """Tell what the engine grants. Raises EngineUnavailable."""
+        ...
+
+    async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
+        """Bring the image here.
+
+        Raises ContainerRefused, ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom.
+        """
+        ...
+
+    async def start(self, task: bytes, request: ContainerRequest) -> None:
+        """Make the container and start it. If it raises, nothing is left of the container.
+
+        Raises like prepare, SettingsDiffer, and NotStarted for what the engine refuses.
+        """
+        ...
+
+    async def running(self) -> frozenset[bytes]:
+        """Return the tasks (their first 16 bytes) that have a container of this node, whatever its state."""
+        ...
+
+    async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
+        """Look at the container until it ends; end it at its limits. Cancelling leaves it running."""
+        ...
+
+    async def stop(self, task: bytes, grace_s: int) -> None:
+        """Ask it to end; kill it after ``grace_s``."""
+        ...
+
+    async def collect(self, task: bytes, request: ContainerRequest, packed: str) -> Collected:
+        """Read log and outputs of an ended container; the tar is written to the path ``packed``."""
+        ...
+
+    async def remove(self, task: bytes) -> None:
+        """Remove the container and its disk, in any state."""
+        ...

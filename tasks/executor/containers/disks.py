@@ -1,0 +1,98 @@
+"""The disk of a container: a file of fixed size with a file system of its own. The kernel keeps its limit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tasks.executor.containers.errors import NoRoom
+
+__all__ = ["MARKER", "ContainerDisk", "missing_for_disks"]
+
+MARKER: Final = "scratch/.dekube-disk"
+_COMMAND_S: Final = 120
+_FULL_SHARE: Final = 200
+"""A file system with less than this part of its blocks free counts as full."""
+
+
+def missing_for_disks() -> list[str]:
+    """Return what this machine lacks for disks of containers."""
+    missing = [f"the program {name}" for name in ("mkfs.ext4", "mount", "umount") if _program(name) is None]
+    if os.geteuid() != 0:
+        missing.append("root's rights for the node (to mount the disks of containers)")
+    if not Path("/dev/loop-control").exists():
+        missing.append("loop devices (/dev/loop-control)")
+    return missing
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
+
+
+class ContainerDisk:
+    """The folder of one container: ``disk.img``, where it is mounted, and the inputs. Every call blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self._file = folder, folder / "disk", folder / "disk.img"
+
+    def input_path(self, number: int) -> Path:
+        """Return where an input is put."""
+        return self.folder / "inputs" / str(number)
+
+    def make(self, size_mib: int, folders: Mapping[str, int]) -> None:
+        """Make and mount it, with ``folders`` and their modes. Raises NoRoom or OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.unmount()
+        self.root.mkdir(mode=0o755, exist_ok=True)
+        with self._file.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size_mib << 20)
+            except OSError as error:
+                raise NoRoom(f"a disk of {size_mib} MiB: {error.strerror}") from None
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", str(self._file))
+        _run("mount", "-t", "ext4", "-o", "loop,nosuid,nodev,noatime", str(self._file), str(self.root))
+        (self.root / "lost+found").rmdir()
+        for name, mode in folders.items():
+            (self.root / name).mkdir()
+            (self.root / name).chmod(mode)
+        (self.root / MARKER).write_bytes(b"")
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether it is mounted."""
+        return self.root.is_mount()
+
+    def is_full(self) -> bool:
+        """Whether no block or no file is free."""
+        if not self.is_mounted:
+            return False
+        found = os.statvfs(self.root)
+        return found.f_bavail * _FULL_SHARE < found.f_blocks or found.f_favail == 0
+
+    def unmount(self) -> None:
+        """Unmount it, if it is mounted; a busy one goes when the last file of it is closed."""
+        while self.is_mounted:
+            try:
+                _run("umount", str(self.root))
+            except OSError:
+                _run("umount", "-l", str(self.root))
+
+    def remove(self) -> None:
+        """Remove it with the inputs."""
+        if self.folder.exists():
+            self.unmount()
+            shutil.rmtree(self.folder)
+
+
+def _run(name: str, *arguments: str) -> None:
+    program = _program(name)
+    if program is None:
+        raise OSError(f"the program {name} is missing")
+    done = subprocess.run([program, *arguments], capture_output=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise OSError(f"{name}: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")

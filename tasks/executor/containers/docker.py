@@ -1,0 +1,387 @@
+"""Containers on a Docker engine: made, compared with the order, watched, ended, collected, removed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+import structlog
+import trio
+
+from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull
+from tasks.executor.containers.disks import MARKER, ContainerDisk, missing_for_disks
+from tasks.executor.containers.engine import Engine, RegistryLogin
+from tasks.executor.containers.errors import (
+    BadOutputs,
+    ContainerRefused,
+    DigestMismatch,
+    EngineError,
+    EngineUnavailable,
+    NoRoom,
+    NotStarted,
+    SettingsDiffer,
+)
+from tasks.executor.containers.images import Images
+from tasks.executor.containers.log_stream import LogTail, RotationWatch
+from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
+from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
+from tasks.executor.containers.settings import (
+    LABEL_NODE,
+    LABEL_TASK,
+    Places,
+    check_settings,
+    container_name,
+    create_body,
+    disk_folders,
+    scratch_volumes,
+)
+
+__all__ = ["DockerBackend", "DockerOptions"]
+
+_log = structlog.get_logger("containers")
+
+LOOK_S: Final = 0.5
+ENGINE_PATIENCE_S: Final = 120.0
+"""How long an engine that does not answer is waited for: its service may be starting again."""
+STOP_SPARE_S: Final = 30.0
+SIGNALS_MAX: Final = 64
+_SIGNALLED: Final = 128
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class DockerOptions:
+    """What this node lends on a Docker engine.
+
+    ``images`` are the repositories that may run; one that ends with ``*`` stands for all that begin so.
+    ``disk_gib`` bounds what images and containers of this node take together, ``image_gib`` one image. ``logins``
+    is a file like Docker's ``config.json``. Without ``root_allowed`` a job that wants user 0 needs an engine with
+    user namespaces.
+    """
+
+    socket: str = "/var/run/docker.sock"
+    images: tuple[str, ...] = ("*",)
+    disk_gib: int = 64
+    image_gib: int = 16
+    logins: str = ""
+    root_allowed: bool = True
+    gpus: tuple[str, ...] = ()
+
+    def allows(self, repository: str) -> bool:
+        """Whether the operator lets images of a repository run."""
+        return any(
+            repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in self.images
+        )
+
+
+class DockerBackend:
+    """One node's containers on one engine (``tasks.executor.containers.backend``).
+
+    ``node`` is the node's address: it is in the label and the name of each container. ``folder`` holds the disks.
+    """
+
+    def __init__(
+        self, options: DockerOptions, node: bytes, folder: Path, logins: Mapping[str, RegistryLogin] | None = None
+    ) -> None:
+        self._options, self._node, self._folder = options, node, folder
+        self._engine = Engine(options.socket)
+        self._images = Images(
+            self._engine, node, folder / "images", logins or {}, bytes_max=options.image_gib * _GIB,
+            kept_bytes_max=options.disk_gib * _GIB // 2,
+        )  # fmt: skip
+        self._facts: EngineFacts | None = None
+        self._why: dict[bytes, End] = {}
+
+    async def aclose(self) -> None:
+        """Close the connections to the engine; containers go on."""
+        await self._engine.aclose()
+
+    def disk(self, task: bytes) -> ContainerDisk:
+        """Return the disk of a task's container."""
+        return ContainerDisk(self._folder / task.hex()[:32])
+
+    # What the engine grants
+
+    async def probe(self) -> EngineFacts:
+        """Tell what the engine grants. Raises EngineUnavailable."""
+        version = await self._engine.negotiate()
+        info = await self._engine.get("/info")
+        options = [str(one) for one in info.get("SecurityOptions") or ()]
+        missing = await trio.to_thread.run_sync(missing_for_disks)
+        if info.get("OSType") != "linux":
+            missing.append("Linux containers")
+        if not any(one.startswith("name=seccomp") for one in options):
+            missing.append("seccomp")
+        for key, name in (
+            ("MemoryLimit", "memory limits"), ("SwapLimit", "swap limits"), ("PidsLimit", "process limits"),
+            ("CpuCfsQuota", "processor limits"),
+        ):  # fmt: skip
+            if not info.get(key):
+                missing.append(f"{name} (cgroups)")
+        self._facts = EngineFacts(
+            str(version.get("Version", "")), tuple(missing),
+            any(one == "name=userns" or one == "name=rootless" for one in options),
+            "nvidia" in (info.get("Runtimes") or {}),
+            (info.get("InitCommit") or {}).get("ID") != "N/A", str(info.get("DockerRootDir", "")),
+        )  # fmt: skip
+        return self._facts
+
+    async def _granted(self) -> EngineFacts:
+        facts = self._facts or await self.probe()
+        if facts.missing:
+            raise ContainerRefused(f"this machine lacks {', '.join(facts.missing)}")
+        return facts
+
+    async def check(self, request: ContainerRequest) -> EngineFacts:
+        """Raise ContainerRefused or NoRoom where this machine does not run a container; else return its facts."""
+        facts = await self._granted()
+        if not self._options.allows(request.image.repository):
+            raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
+        if request.user == 0 and not facts.has_user_namespace and not self._options.root_allowed:
+            raise ContainerRefused("user 0 without a user namespace: the operator does not allow it")
+        if request.limits.gpus and not facts.has_gpus:
+            raise ContainerRefused("the engine has no runtime for GPUs")
+        if request.limits.gpus > len(self._options.gpus):
+            raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {len(self._options.gpus)} lent")
+        await trio.to_thread.run_sync(self._check_room, request)
+        return facts
+
+    def _check_room(self, request: ContainerRequest) -> None:
+        inputs = sum(mount.size_bytes for mount in request.mounts)
+        wanted = (request.limits.disk_mib << 20) + inputs
+        taken = sum(file.stat().st_size for file in self._folder.glob("*/disk.img"))
+        limit = self._options.disk_gib * _GIB // 2
+        if wanted + taken > limit:
+            raise NoRoom(f"{wanted} bytes needed, {max(0, limit - taken)} of the operator's limit are left")
+
+    # Its life
+
+    async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
+        """Bring the image here (``ContainerBackend``)."""
+        facts = await self.check(request)
+        image = await self._images.bring(request, facts.root, on_pull)
+        scratch_volumes(request, image)
+        await self._images.sweep()
+
+    async def start(self, task: bytes, request: ContainerRequest) -> None:
+        """Make the container and start it (``ContainerBackend``)."""
+        facts = await self.check(request)
+        image = await self._images.find(request)
+        if image is None:
+            raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
+        disk = self.disk(task)
+        inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
+        body = create_body(
+            request, image, Places(str(disk.root), inputs),
+            {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex()}, self._options.gpus[: request.limits.gpus],
+            has_init=facts.has_init,
+        )  # fmt: skip
+        started = False
+        try:
+            await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
+            made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
+            await self._compare(str(made["Id"]), body)
+            await self._begin(str(made["Id"]))
+            started = True
+        finally:
+            if not started:
+                with trio.CancelScope(shield=True):
+                    await self.remove(task)
+        _log.info("a container runs", task=task, image=request.image.reference)
+
+    async def _begin(self, container: str) -> None:
+        try:
+            await self._engine.post(f"/containers/{container}/start")
+        except EngineError as error:
+            raise NotStarted(str(error)) from None
+
+    async def _compare(self, container: str, body: Mapping[str, Any]) -> None:
+        """Compare settings and disk with the order, before the start. Raises SettingsDiffer."""
+        check_settings(body, await self._engine.get(f"/containers/{container}/json"))
+        try:
+            await self._engine.stat(container, f"{SCRATCH_PATH}/{Path(MARKER).name}")
+        except EngineError as error:
+            raise SettingsDiffer(
+                f"the engine does not see the disk that this node mounted; do they share mounts? {error}"
+            ) from None
+
+    async def running(self) -> frozenset[bytes]:
+        """Return the tasks that have a container of this node (``ContainerBackend``)."""
+        return frozenset(bytes.fromhex(task) for task in await self._own())
+
+    async def _own(self) -> dict[str, str]:
+        """Return this node's containers by task. Label and name must both say so: an image can bring labels."""
+        filters = f'{{"label":["{LABEL_NODE}={self._node.hex()}"]}}'
+        own: dict[str, str] = {}
+        for found in await self._engine.get("/containers/json", all="1", filters=filters):
+            task = str((found.get("Labels") or {}).get(LABEL_TASK, ""))
+            try:
+                name = container_name(self._node, bytes.fromhex(task))
+            except ValueError:
+                continue
+            if f"/{name}" in (found.get("Names") or ()):
+                own[task] = str(found["Id"])
+        return own
+
+    async def _find(self, task: bytes) -> dict[str, Any] | None:
+        """Return what the engine says of a task's container, None if there is none of this node."""
+        try:
+            found = await self._engine.get(f"/containers/{container_name(self._node, task)}/json")
+        except EngineError as error:
+            if error.status == 404:
+                return None
+            raise
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        if (labels.get(LABEL_NODE), labels.get(LABEL_TASK)) != (self._node.hex(), task.hex()):
+            return None
+        return dict(found)
+
+    async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
+        """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
+        rotations, heard_at = RotationWatch(), trio.current_time()
+        up_s = 0.0
+        while True:
+            try:
+                found = await self._find(task)
+            except EngineUnavailable:
+                if trio.current_time() - heard_at > ENGINE_PATIENCE_S:
+                    raise
+                on_look(Look(is_up=False, up_s=up_s))
+                await trio.sleep(LOOK_S)
+                continue
+            heard_at = trio.current_time()
+            if found is None:
+                return Ended(End.LOST, 0, up_s)
+            state = found["State"]
+            up_s = max(up_s, _up_s(state))
+            if not state["Running"]:
+                return await self._ended(task, state, up_s)
+            on_look(Look(is_up=not state.get("Paused") and not state.get("Restarting"), up_s=up_s))
+            if up_s >= request.limits.time_limit_s:
+                self._why.setdefault(task, End.TIME_LIMIT)
+                await self.stop(task, request.limits.grace_s)
+            elif rotations.is_flood(await trio.to_thread.run_sync(_rotated_ns, str(found.get("LogPath", "")))):
+                self._why.setdefault(task, End.LOG_LIMIT)
+                await self.stop(task, request.limits.grace_s)
+            else:
+                await trio.sleep(LOOK_S)
+
+    async def _ended(self, task: bytes, state: Mapping[str, Any], up_s: float) -> Ended:
+        code = int(state.get("ExitCode", 0))
+        is_signal = _SIGNALLED < code <= _SIGNALLED + SIGNALS_MAX
+        number = code - _SIGNALLED if is_signal else code
+        if (why := self._why.get(task)) is not None:
+            return Ended(why, number, up_s)
+        if code and state.get("OOMKilled"):
+            return Ended(End.OUT_OF_MEMORY, number, up_s)
+        if code and await trio.to_thread.run_sync(self.disk(task).is_full):
+            return Ended(End.OUT_OF_DISK, number, up_s)
+        return Ended(End.SIGNALLED if is_signal else End.EXITED, number, up_s)
+
+    async def stop(self, task: bytes, grace_s: int) -> None:
+        """Ask it to end; kill it after ``grace_s`` (``ContainerBackend``)."""
+        self._why.setdefault(task, End.STOPPED)
+        found = await self._find(task)
+        if found is None:
+            return
+        if found["State"].get("Paused"):
+            await self._engine.post(f"/containers/{found['Id']}/unpause")
+        await self._engine.post(
+            f"/containers/{found['Id']}/stop", timeout_s=grace_s + STOP_SPARE_S, t=str(grace_s)
+        )
+
+    # What it leaves
+
+    async def collect(self, task: bytes, request: ContainerRequest, packed: str) -> Collected:
+        """Read log and outputs of an ended container (``ContainerBackend``)."""
+        found = await self._find(task)
+        if found is None:
+            return Collected(b"", None, "the engine no longer has the container")
+        if found["State"]["Running"]:
+            raise ContainerRefused("outputs of a container that still runs are not read")
+        tail = LogTail()
+        async for data in self._engine.log(found["Id"]):
+            tail.add(data)
+        if not request.output_path:
+            return Collected(tail.contents(), None)
+        try:
+            outputs = await self._outputs(str(found["Id"]), request, Path(packed))
+        except BadOutputs as error:
+            return Collected(tail.contents(), None, str(error))
+        return Collected(tail.contents(), outputs)
+
+    async def _outputs(self, container: str, request: ContainerRequest, packed: Path) -> Outputs:
+        limit = request.limits.output_bytes
+        size = 0
+        with tempfile.TemporaryFile(dir=self._folder) as archive:
+            async for data in self._engine.archive(container, request.output_path):
+                size += len(data)
+                if size > archive_limit(limit):
+                    raise BadOutputs(f"the outputs have more than {limit} bytes")
+                await trio.to_thread.run_sync(archive.write, data)
+            archive.seek(0)
+            return await trio.to_thread.run_sync(_pack, archive, packed, limit)
+
+    async def remove(self, task: bytes) -> None:
+        """Remove the container and its disk, in any state (``ContainerBackend``)."""
+        found = await self._find(task)
+        if found is not None:
+            try:
+                await self._engine.delete(f"/containers/{found['Id']}", force="1", v="1")
+            except EngineError as error:
+                if error.status not in (404, 409):  # 409: its removal goes on already
+                    raise
+        await trio.to_thread.run_sync(self.disk(task).remove)
+        self._why.pop(task, None)
+
+    async def sweep(self, kept: frozenset[bytes]) -> int:
+        """Remove this node's containers and disks of tasks that are not ``kept``; return how many went."""
+        removed = 0
+        for task in await self.running() - kept:
+            await self.remove(task)
+            removed += 1
+        names = {task.hex()[:32] for task in kept}
+        for folder in self._folder.glob("[0-9a-f]" * 32):
+            if folder.name not in names:
+                await trio.to_thread.run_sync(ContainerDisk(folder).remove)
+        return removed
+
+
+def _pack(archive: IO[bytes], packed: Path, limit: int) -> Outputs:
+    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        try:
+            return pack_outputs(archive, file, limit)
+        except BadOutputs:
+            packed.unlink()
+            raise
+
+
+def _rotated_ns(path: str) -> int:
+    """Return when the engine last began a new file for a container's log, 0 if it never did."""
+    try:
+        return os.stat(path + ".1").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _up_s(state: Mapping[str, Any]) -> float:
+    """Return the seconds from the start of a container to its end, or until now, by the engine's machine."""
+    started, ended = _moment(state.get("StartedAt")), _moment(state.get("FinishedAt"))
+    if started is None:
+        return 0.0
+    until = datetime.now(started.tzinfo) if state.get("Running") or ended is None else ended
+    return max(0.0, (until - started).total_seconds())
+
+
+def _moment(text: object) -> datetime | None:
+    """Return a time of the engine; it writes the year 1 for never."""
+    try:
+        found = datetime.fromisoformat(str(text)[:19] + "+00:00")
+    except ValueError:
+        return None
+    return found if found.year > 1 else None

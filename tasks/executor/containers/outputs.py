@@ -1,0 +1,133 @@
+"""What a container left in its output folder: from the engine's archive to a deterministic tar of plain files."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass
+from typing import IO, Final
+
+from tasks.executor.containers.errors import BadOutputs
+
+__all__ = ["ARCHIVE_SPARE_BYTES", "FILES_MAX", "Outputs", "archive_limit", "pack_outputs"]
+
+FILES_MAX: Final = 1 << 16
+PATH_BYTES_MAX: Final = 4_096
+NAME_BYTES_MAX: Final = 255
+_DEVICE_NAMES: Final = frozenset({"con", "prn", "aux", "nul"})
+DEPTH_MAX: Final = 64
+ARCHIVE_SPARE_BYTES: Final = FILES_MAX * 1_024
+"""Bytes of an archive beside the contents of its files: a header and padding for each."""
+_FILE_MODE: Final = 0o644
+_EXECUTABLE_MODE: Final = 0o755
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What was kept, and what was left out: links, devices, pipes, and names that some machines refuse."""
+
+    files: int
+    size_bytes: int
+    left_out: tuple[str, ...] = ()
+    left_out_count: int = 0
+
+
+def archive_limit(output_bytes: int) -> int:
+    """Return the size that no archive of permitted outputs exceeds."""
+    return output_bytes + ARCHIVE_SPARE_BYTES
+
+
+def pack_outputs(archive: IO[bytes], packed: IO[bytes], output_bytes: int) -> Outputs:
+    """Write the plain files and folders of ``archive`` to ``packed``, at most ``output_bytes`` with headers.
+
+    Names are sorted; owner, times and modes say nothing of the machine. Every name is relative and without dots. A
+    link is left out, for it could name a file of the machine that unpacks. Raises BadOutputs.
+    """
+    try:
+        with tarfile.open(fileobj=archive, mode="r:") as source:
+            members, left_out = _plain_members(source, output_bytes)
+            counted = _Counted(packed, output_bytes)
+            with tarfile.open(fileobj=counted, mode="w", format=tarfile.PAX_FORMAT) as target:  # type: ignore[call-overload]
+                for name in sorted(members):
+                    target.addfile(_clean(name, members[name]), source.extractfile(members[name]))
+    except (tarfile.TarError, UnicodeError, ValueError, EOFError, OverflowError) as error:
+        raise BadOutputs(f"not an archive: {error}") from None
+    files = sum(member.isreg() for member in members.values())
+    return Outputs(files, counted.written, tuple(left_out[:16]), len(left_out))
+
+
+def _plain_members(source: tarfile.TarFile, output_bytes: int) -> tuple[dict[str, tarfile.TarInfo], list[str]]:
+    """Return the members to keep by clean name, and the names of the others. Raises BadOutputs."""
+    members: dict[str, tarfile.TarInfo] = {}
+    left_out: list[str] = []
+    size = 0
+    for count, member in enumerate(source):
+        if count >= FILES_MAX:
+            raise BadOutputs(f"more than {FILES_MAX} files")
+        inner = _inner_name(member.name)
+        if not inner:
+            continue  # the folder itself
+        if not (member.isreg() or member.isdir()) or member.sparse or not _is_portable(inner):
+            left_out.append(inner)
+            continue
+        if inner in members:
+            raise BadOutputs(f"{inner[:80]!r} occurs twice")
+        size += member.size
+        if size > output_bytes:
+            raise BadOutputs(f"more than {output_bytes} bytes")
+        members[inner] = member
+    for name in list(members):
+        parents = name.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            above = members.get("/".join(parents[:depth]))
+            if above is None or not above.isdir():  # of a folder that was left out
+                left_out.append(name)
+                del members[name]
+                break
+    return members, left_out
+
+
+def _inner_name(name: str) -> str:
+    """Return the name without the first folder, which the engine adds. Raises BadOutputs."""
+    parts = name.rstrip("/").split("/")
+    if name.startswith("/") or {"", ".", ".."} & set(parts) or len(parts) > DEPTH_MAX or "\0" in name:
+        raise BadOutputs(f"{name[:80]!r} is not a path inside the folder")
+    inner = "/".join(parts[1:])
+    if len(inner.encode("utf-8", "surrogateescape")) > PATH_BYTES_MAX:
+        raise BadOutputs("a path is too long")
+    return inner
+
+
+def _is_portable(name: str) -> bool:
+    """Whether every machine can have a file of this name."""
+    return (
+        name.isprintable() and not {":", "\\"} & set(name)
+        and all(len(part.encode()) <= NAME_BYTES_MAX for part in name.split("/"))
+        and not any(part.partition(".")[0].lower() in _DEVICE_NAMES for part in name.split("/"))
+    )  # fmt: skip
+
+
+def _clean(name: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    clean = tarfile.TarInfo(name)
+    clean.size = member.size if member.isreg() else 0
+    clean.type = tarfile.REGTYPE if member.isreg() else tarfile.DIRTYPE
+    clean.mode = _EXECUTABLE_MODE if member.isdir() or member.mode & 0o111 else _FILE_MODE
+    return clean
+
+
+class _Counted:
+    """A file that refuses to grow beyond a limit."""
+
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        self._file, self._limit, self.written = file, limit, 0
+
+    def write(self, data: bytes) -> int:
+        self.written += len(data)
+        if self.written > self._limit:
+            raise BadOutputs(f"more than {self._limit} bytes")
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self.written
+
+    def flush(self) -> None:
+        self._file.flush()

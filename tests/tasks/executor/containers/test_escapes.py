@@ -1,0 +1,87 @@
+"""A container that tries the usual ways out (escapes.sh), as nobody and as user 0 without capabilities."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.executor.containers.backend import End
+from tasks.executor.containers.request import NOBODY, InputMount
+from tests.container_engine import ROOT
+from tests.tasks.executor.containers.machine import Machine, run, running_machine
+
+pytestmark = pytest.mark.nightly
+
+MARK = "dekube-mark-outside"
+TASK = b"\x02" * 32
+
+
+def attempts() -> dict[str, str]:
+    """Return the commands by name."""
+    lines = (Path(__file__).parent / "escapes.sh").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("|", 1) for line in lines if line and not line.startswith("#"))
+
+
+def documented() -> set[str]:
+    """Return the attempts in the table of docs/security.md: that with three columns."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    return {name for kind, names, _ in rows if kind.startswith("container: ") for name in names.split("; ")}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with running_machine(tmp_path_factory.mktemp("machine")) as machine:
+        yield machine
+
+
+@pytest.fixture
+def outside() -> Iterator[None]:
+    """A process of the machine that a container could see."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", MARK])
+    yield
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("user", [NOBODY, 0])
+async def test_no_container_gets_out(machine: Machine, tmp_path: Path, user: int) -> None:
+    secret = machine.folder / "secret"
+    machine.folder.mkdir(exist_ok=True)
+    secret.write_text("key")
+    secret.chmod(0o644)
+    backend = machine.backend()
+    source = backend.disk(TASK).input_path(0)
+    source.parent.mkdir(parents=True)
+    source.write_bytes(b"input")
+    source.chmod(0o666)
+    names = {"HOST_SECRET": str(secret), "HOST_SOCKET": str(machine.engine.socket), "HOST_MARK": MARK[:-1] + "[e]"}
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            names["HOST_PORT"] = str(server.getsockname()[1])
+            script = "\n".join(
+                f"if ( {code} ) </dev/null >/scratch/said 2>&1; then echo 'GOT {at}'; else echo 'refused {at}'; fi"
+                for at, code in enumerate(attempts().values())
+            )
+            request = machine.request(
+                script, environment=tuple(f"{name}={value}" for name, value in names.items()),
+                mounts=(InputMount(b"\x05" * 32, "/input/file", 5),), user=user,
+            )  # fmt: skip
+            went = await run(backend, TASK, request, tmp_path / "packed")
+    finally:
+        await backend.aclose()
+    assert (went.ended.end, went.ended.code) == (End.EXITED, 0), went
+    found = dict(zip(attempts(), (line.split()[0] for line in went.log.splitlines()), strict=True))
+    assert {name: got for name, got in found.items() if got != "refused"} == {}
+    assert len(found) == len(went.log.splitlines())
+
+
+def test_the_attempts_are_those_of_the_document() -> None:
+    assert set(attempts()) == documented()
