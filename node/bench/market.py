@@ -8,9 +8,9 @@ from time import process_time
 from typing import Final
 
 from node.bench.market_blocks import joined
+from node.bench.market_ends import EndBlocks
 from node.bench.market_shares import figures as shares
 from node.bench.market_state import Disk
-from node.bench.market_steps import StepBlocks
 from state.transition.runtime import Execution
 from tasks.ledger.open_task import WORKER_ASSIGNED
 
@@ -21,12 +21,14 @@ BLOCKS: Final = (
     "creations", "new_groups", "new_seats", "additions", "acceptances", "starts", "cancellations", "departures",
     "proofs", "seals", "jury_seals", "reveals", "openings", "pokes", "moves", "challenges", "opened_challenges",
     "resumptions", "asks", "receipts", "deliveries", "endings", "mismatches", "carriage", "tuned_creations",
-    "tuned_moves", "tuned_claims", "tuned_proofs",
+    "tuned_moves", "tuned_claims", "tuned_proofs", "trial_asks", "trial_commits", "trial_shows", "trial_words",
+    "demands",
 )  # fmt: skip
 """Blocks full of the dearest of one kind."""
 HOOKS: Final = (
-    "deadlines", "releases", "finals", "group_ends", "call", "scarce_call", "hopeless_call", "shared_call",
-    "group_call",
+    "deadlines", "releases", "finals", "group_ends", "cancelled_groups", "call", "scarce_call", "hopeless_call",
+    "shared_call", "group_call", "replaced_call", "draws", "late_demands", "trial_steps", "wakes", "full_end",
+    "called_end", "drawn_end",
 )  # fmt: skip
 """What the end of a block does by itself, at its dearest. It comes beside the transactions."""
 BOTH: Final = ("everything", "everything_called")
@@ -47,7 +49,7 @@ def run(*, tasks: int = 100_000, machines: int = 10_000, repeats: int = 3) -> di
         disk = Disk(Path(name))
         try:
             begun_s = process_time()
-            blocks = StepBlocks(disk, tasks, machines)
+            blocks = EndBlocks(disk, tasks, machines)
             figures: dict[str, float] = {
                 "tasks": tasks, "machines": machines, "fill_s": round(process_time() - begun_s, 1),
             }  # fmt: skip

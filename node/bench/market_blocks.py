@@ -23,9 +23,11 @@ from node.bench.market_state import (
     PRICE,
     SALT,
     START_MS,
+    TRIAL_MS,
     WORK,
     Disk,
     MarketState,
+    begin_round,
     context_of,
     ignore,
     job_of,
@@ -91,7 +93,7 @@ from tasks.proofs import (
 )
 from tasks.spec import JobSpec, Model, encode_spec
 
-__all__ = ["Blocks", "HostileBlock", "forget", "joined", "sent"]
+__all__ = ["LONG", "Blocks", "HostileBlock", "forget", "joined", "sent"]
 
 GAS_LIMIT: Final = 300_000_000
 _RATE: Final = 1 << 28
@@ -102,7 +104,7 @@ _NEW: Final = 1 << 43
 """The first key of machines that are not registered."""
 _DUE: Final = 1 << 44
 """The first number of tasks with deadlines."""
-_LONG: Final = 100
+LONG: Final = 100
 """Windows of a bid that a call is made dear with: how many a bond covers follows from each machine's rate."""
 _BATCH: Final = 50_000
 Fill = Callable[[Overlay], None]
@@ -155,12 +157,16 @@ class Blocks:
         stake = GenesisValidator(
             self.validator.address, self.validator.vote_key, vrf_key_of(self.validator).public, 1_000 * DKB
         )
-        copies = (("tasks.custody_copies", 2),)
-        self.runtime = make_runtime(Genesis(CHAIN_ID, "bench", START_MS, True, (), (stake,), copies))
-        self.parameters = TaskParameters(custody_copies=2)
+        values = (("tasks.custody_copies", 2), ("tasks.trial_ms", TRIAL_MS))
+        self.runtime = make_runtime(Genesis(CHAIN_ID, "bench", START_MS, True, (), (stake,), values))
+        self.parameters = TaskParameters(custody_copies=2, trial_ms=TRIAL_MS)
         self.disk = disk
         for changes in self._filled():
             disk.write(changes)
+
+    def scope(self, state: Overlay) -> Scope:
+        """Return what the records in ``state`` are changed under."""
+        return Scope(state, self.market(state).block, ignore, self.parameters)
 
     def market(self, state: Overlay) -> MarketState:
         """Return what writes tasks and machines into ``state``."""
@@ -173,12 +179,15 @@ class Blocks:
             market = self.market(state)
             if not start:
                 credit(state, self.requester.address, 10**30)
+                begin_round(state)
             for at, key in enumerate(self.keys[start : start + _BATCH], start):
                 market.machine(key, _RATE + at * (_RATE >> 10))
             market.parked(range(start, min(self.tasks, start + _BATCH)), self.requester.address)
             yield {key: value for key, value in state.changes.items() if not _is_wake(key)}
 
-    def _searching(self, state: Overlay, count: int, price: int, windows: int) -> Iterator[Case]:
+    def _searching(
+        self, state: Overlay, count: int, price: int, windows: int, **fields: Any
+    ) -> Iterator[Case]:  # fmt: skip
         """Yield tasks of as many requesters; no two have the same bond for a machine."""
         market = self.market(state)
         for at in range(count):
@@ -186,7 +195,7 @@ class Blocks:
             credit(state, requester, 10**30)
             yield market.task(
                 self.tasks + at, job_of(price=price + at, windows=windows), requester, match_at_ms=START_MS,
-                changed_ms=START_MS, history=at,
+                changed_ms=START_MS, history=at, **fields,
             )  # fmt: skip
 
     def call(self) -> HostileBlock:
@@ -198,8 +207,12 @@ class Blocks:
         return HostileBlock(self._fill_hopeless)
 
     def _fill_hopeless(self, state: Overlay) -> None:
-        self._fill_bids(state, price=2 * PRICE, windows=_LONG)
-        bonds = Bonds(job_of(price=2 * PRICE, windows=_LONG), 0, self.parameters)
+        self._fill_bids(state, price=2 * PRICE, windows=LONG)
+        self._make_poor(state)
+
+    def _make_poor(self, state: Overlay) -> None:
+        """Leave each machine a little less than its bond for the bids of a hopeless call."""
+        bonds = Bonds(job_of(price=2 * PRICE, windows=LONG), 0, self.parameters)
         for key in self.keys:
             node = registry.require_node(state, key.address)
             is_new = bonds.is_new(node, node.profile.price_per_tera_unit)

@@ -40,6 +40,8 @@ def items_of(value: Any, *shape: type | int) -> list[Any]:
 
     Raises DecodeError.
     """
+    if type(value) is list and tuple(map(type, value)) == shape:
+        return value  # most records: no item has a size of its own
     if type(value) is not list or len(value) != len(shape):
         raise DecodeError(f"{len(shape)} items expected")
     for place, (item, expected) in enumerate(zip(value, shape, strict=True)):

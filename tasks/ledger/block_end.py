@@ -36,12 +36,15 @@ from tasks.ledger.questions import QuestionOf
 from tasks.ledger.trials import step_trials
 from tasks.ledger.verification import on_window_due
 
-__all__ = ["CALL_EVENTS_MAX", "EVENTS_PER_BLOCK_MAX", "end_block"]
+__all__ = ["CALL_EVENTS_MAX", "EVENTS_PER_BLOCK_MAX", "EVENTS_PER_DRAW", "end_block"]
 
 EVENTS_PER_BLOCK_MAX: Final = 1792
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
 CALL_EVENTS_MAX: Final = 512
 """A call is put off to the next block when the deadlines of a block told more; there they stop at so many."""
+
+EVENTS_PER_DRAW: Final = 8
+"""A draw takes the time of so many events of deadlines: those have so many fewer, ``CALL_EVENTS_MAX`` at least."""
 
 
 def end_block(
@@ -60,15 +63,18 @@ def end_block(
         return Scope(state, block, count, parameters, question_of=question_of)
 
     release_moves(state)
-    events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
+    has_waited = was_put_off(state, block.height)
+    events_max = CALL_EVENTS_MAX if has_waited else EVENTS_PER_BLOCK_MAX
     bids = bids_due(state, block.steady_ms, parameters)  # not of tasks that lose their worker below
     drawn = hold_draws(scope, lambda: emitted >= events_max)
+    left = max(CALL_EVENTS_MAX, EVENTS_PER_BLOCK_MAX - EVENTS_PER_DRAW * drawn)
+    events_max = min(events_max, emitted + left)
     for due in due_before(state, block.steady_ms, max(1, parameters.deadlines_per_block - drawn)):
         if emitted >= events_max:
             break
         cancel(state, due)
         _fire(scope(), due)
-    is_full = emitted > CALL_EVENTS_MAX and events_max > CALL_EVENTS_MAX
+    is_full = emitted > CALL_EVENTS_MAX and not has_waited
     step_trials(state, block, count, parameters)
     for due in wakes_due(state, block.steady_ms, parameters.wakes_per_block):
         if emitted >= EVENTS_PER_BLOCK_MAX:

@@ -103,7 +103,7 @@ class GroupRecord(NamedTuple):
     highest follows from it. ``lost`` seats of members look for a machine, ``paused`` have stopped
     to, ``ended`` have ended; ``standby`` spares stand by. ``final`` windows of members are final. ``barred``
     machines hold no seat again. ``due_ms`` is when its next step is, 0: none. ``ending`` is how its seats are to
-    end, 0: as they do.
+    end, 0: as they do; ``ending_from`` is the first seat that the next step looks at for that.
     """
 
     id: bytes
@@ -128,6 +128,7 @@ class GroupRecord(NamedTuple):
     barred: int
     ending: int
     ending_reason: int
+    ending_from: int
     history: tuple[GroupChange, ...]
 
     @property
@@ -185,7 +186,7 @@ def load_group(state: Reader, group: bytes) -> GroupRecord:
 
 
 def _record(value: Any) -> GroupRecord:
-    *items, history = items_of(value, bytes, bytes, bytes, *[int] * 19, list)
+    *items, history = items_of(value, bytes, bytes, bytes, *[int] * 20, list)
     changes = [items_of(item, *[int] * 4) for item in history]
     kept = tuple(GroupChange(height, at, GroupPhase(phase), Reason(why)) for height, at, phase, why in changes)
     fields: dict[str, Any] = dict(zip(GroupRecord._fields, [*items, kept], strict=True))
@@ -326,6 +327,8 @@ def _moved(
             phase = GroupPhase.ENDED
         if phase != group.phase:
             group = move_group(group, phase, after.reason, block, emit)
+    if after.phase in (Phase.DEGRADED, Phase.PAUSED):
+        group = group._replace(ending_from=0)
     is_asked = group.lost and group.standby
     is_left = group.ending and (group.lost or group.paused)  # a last window that is not done after all
     if is_asked or is_left or (group.phase == GroupPhase.ENDED and group.spares):

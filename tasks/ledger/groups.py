@@ -64,6 +64,8 @@ __all__ = [
 
 SEATS_PER_STEP: Final = 8
 """Seats that one transaction makes, and that one step of a group ends."""
+SEATS_LOOKED_MAX: Final = 16
+"""Seats that one step of a group that ends reads: the next step goes on behind them."""
 
 
 class Seated(NamedTuple):
@@ -103,7 +105,8 @@ def create_group(
         id=group_id_of(sender, nonce), requester=sender, specification=spec_hash(raw), phase=GroupPhase.MATCHING,
         reason=Reason.CREATED, created_height=block.height, created_ms=block.steady_ms,
         changed_height=block.height, changed_ms=block.steady_ms, due_ms=0, members=members, spares=spares, seats=1,
-        band=0, lost=0, paused=0, ended=0, standby=0, final=0, barred=0, ending=0, ending_reason=0, history=(),
+        band=0, lost=0, paused=0, ended=0, standby=0, final=0, barred=0, ending=0, ending_reason=0, ending_from=0,
+        history=(),
     )  # fmt: skip
     begin_group(scope.state, group, block, scope.emit)
     case = begin_task(
@@ -255,19 +258,24 @@ def _call_spare(spare: Case, case: Case, group: GroupRecord) -> None:
 
 
 def _end_seats(scope: Scope, group: GroupRecord) -> None:
-    """End up to ``SEATS_PER_STEP`` seats that can be; those whose last window is under way end with it."""
-    left = SEATS_PER_STEP
-    for seat in range(group.seats):
+    """End up to ``SEATS_PER_STEP`` seats of the next ``SEATS_LOOKED_MAX`` that can be.
+
+    Those whose last window is under way end with it.
+    """
+    left, seat = SEATS_PER_STEP, group.ending_from
+    looked_to = min(group.seats, seat + SEATS_LOOKED_MAX)
+    while left and seat < looked_to:
         case = Case.load(scope, seat_task(group.id, seat))
-        if case.record.phase in ENDED or case.record.ending:
-            continue
-        if not left:
-            current = load_group(scope.state, group.id)
-            save_group(scope.state, current._replace(due_ms=scope.block.steady_ms + 1))
-            return
-        if _end_seat(case, group, seat):
+        if case.record.phase not in ENDED and not case.record.ending and _end_seat(case, group, seat):
             case.save()
             left -= 1
+        seat += 1
+    current = load_group(scope.state, group.id)
+    if seat < group.seats:
+        current = current._replace(ending_from=seat, due_ms=scope.block.steady_ms + 1)
+    else:
+        current = current._replace(ending_from=0)
+    save_group(scope.state, current)
 
 
 def _end_seat(case: Case, group: GroupRecord, seat: int) -> bool:

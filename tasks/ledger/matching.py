@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from state.primitives.hashing import digest
@@ -15,6 +16,7 @@ from tasks.ledger.registry import (
     NodeRecord,
     NodeRole,
     candidates,
+    candidates_in_turn,
     is_available,
     is_limited,
     is_renewed,
@@ -234,11 +236,11 @@ def eligible_verifiers(
     machine whose bond at height ``since`` did not suffice.
     """
     barred = (*_parties_of(state, worker), *_parties_of(state, task.requester), *used)
-    looked = candidates(state, role, seed, CANDIDATES_LOOKED * parameters.candidates_max)
-    stood = [node for node in looked if stake_as_of(node, since, parameters) >= parameters.node_bond_min]
+    looked = candidates_in_turn(state, role, seed, CANDIDATES_LOOKED * parameters.candidates_max)
+    stood = (node for node in looked if stake_as_of(node, since, parameters) >= parameters.node_bond_min)
     return [
         node
-        for node in stood[: parameters.candidates_max]
+        for node in islice(stood, parameters.candidates_max)
         if is_available(node, now_ms, parameters) and _may_check(node, barred)
     ]
 

@@ -6,7 +6,7 @@ a claim until challenges measure it; admission and matching use only what is reg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +36,7 @@ __all__ = [
     "bond_id",
     "bond_vault",
     "candidates",
+    "candidates_in_turn",
     "candidates_within",
     "fine_node",
     "grown",
@@ -82,8 +83,8 @@ TEXT_MAX: Final = 128
 PROFILE_LIMIT_BYTES: Final = 2048
 RECORD_LIMIT_BYTES: Final = 4096
 SIZE_MAX: Final = 2**40
-DECODED_NODES_MAX: Final = 4096
-"""Decoded records that are remembered: matches and draws look at the same nodes again and again."""
+DECODED_NODES_MAX: Final = 16384
+"""Decoded records that are remembered, of 2.5 KB each: matches and draws look at the same nodes again."""
 _NODE: Final = bytes([Table.NODE])
 _INDEX: Final = bytes([Table.NODE_CLASS])
 _SPREAD_BYTES: Final = 8
@@ -263,6 +264,22 @@ def profile_from_value(value: Any) -> NodeProfile:
             raise DecodeError("not a node's profile")
 
 
+_PROFILE_ITEMS: Final = (bytes, int, list, *[int] * 7, list, str, bytes)
+
+
+def _stored_profile(value: Any) -> NodeProfile:
+    """Return the profile in a machine's record. Its bounds were checked when the machine sent it.
+
+    Raises DecodeError.
+    """
+    operator, roles, gpus, *sizes, endpoints, version, consent = items_of(value, *_PROFILE_ITEMS)
+    if len(operator) != ADDRESS_BYTES or not all(type(item) is str for item in endpoints):
+        raise DecodeError("not a node's profile")
+    return NodeProfile._make(
+        [operator, NodeRole(roles), tuple(map(_gpu, gpus)), *sizes, tuple(endpoints), version, consent]
+    )
+
+
 def _gpu(value: Any) -> Gpu:
     match value:
         case [str(model), int(memory)] if len(model) <= TEXT_MAX and 0 < memory < SIZE_MAX:
@@ -271,21 +288,21 @@ def _gpu(value: Any) -> Gpu:
             raise DecodeError("not a GPU: [model, memory in MiB] expected")
 
 
-_decoded: Final[dict[bytes, NodeRecord]] = {}
-"""Records by their bytes. What a step writes, the next one in the block reads. A plain dictionary, for blocks are
-executed in threads while others read: each operation on it is whole."""
+_decoded: Final[dict[bytes, tuple[bytes, NodeRecord]]] = {}
+"""The last record of each machine with its bytes. What a step writes, the next one in the block reads. A plain
+dictionary, for blocks are executed in threads while others read: each operation on it is whole."""
 
 
 def _remember(data: bytes, node: NodeRecord) -> NodeRecord:
     if len(_decoded) >= DECODED_NODES_MAX:
         _decoded.clear()
-    _decoded[data] = node
+    _decoded[node.address] = data, node
     return node
 
 
 def _record(address: bytes, data: bytes) -> NodeRecord:
-    known = _decoded.get(data)
-    return known if known is not None and known.address == address else _remember(data, read_node(address, data))
+    known = _decoded.get(address)
+    return known[1] if known is not None and known[0] == data else _remember(data, read_node(address, data))
 
 
 def read_node(address: bytes, data: bytes) -> NodeRecord:
@@ -293,7 +310,7 @@ def read_node(address: bytes, data: bytes) -> NodeRecord:
 
     def make(value: Any) -> NodeRecord:
         profile, status, *rest = items_of(value, *_ITEMS)
-        node = NodeRecord(address, profile_from_value(profile), NodeStatus(status), *rest)
+        node = NodeRecord(address, _stored_profile(profile), NodeStatus(status), *rest)
         if not len(node.sponsor) == len(node.payout) == ADDRESS_BYTES:
             raise DecodeError("not an address")
         return node
@@ -379,12 +396,18 @@ def index(state: Overlay, node: NodeRecord, parameters: TaskParameters) -> None:
 
 def candidates(state: Reader, role: NodeRole, seed: bytes, limit: int) -> list[NodeRecord]:
     """Return up to ``limit`` nodes that offer ``role``, from a place that ``seed`` picks, around the index."""
+    return list(candidates_in_turn(state, role, seed, limit))
+
+
+def candidates_in_turn(state: Reader, role: NodeRole, seed: bytes, limit: int) -> Iterator[NodeRecord]:
+    """Yield them one by one: a record is read when it is asked for."""
     first, stop = _INDEX + bytes([role]), _INDEX + bytes([role + 1])
     start = first + seed[:_SPREAD_BYTES]
     keys = [key for key, _ in state.scan(start, stop, limit)]
     if len(keys) < limit:
         keys += [key for key, _ in state.scan(first, start, limit - len(keys))]
-    return [require_node(state, key[-ADDRESS_BYTES:]) for key in keys]
+    for key in keys:
+        yield require_node(state, key[-ADDRESS_BYTES:])
 
 
 def candidates_within(

@@ -187,8 +187,8 @@ class TrialRecord(NamedTuple):
 
     @property
     def verifier(self) -> bytes:
-        """Who is to judge now."""
-        return self.used[-1] if self.used else b""
+        """Who is to judge now; nobody while another verifier is still to be drawn."""
+        return self.used[-1] if len(self.used) > len(self.answers) else b""
 
 
 def _idle(address: bytes) -> TrialRecord:
@@ -240,7 +240,7 @@ def _encoded(record: TrialRecord) -> bytes:
 
 def _judge_key(record: TrialRecord) -> bytes:
     """Return the key under which a verifier finds what it is to judge; none in other phases."""
-    if record.phase is not TrialPhase.JUDGING:
+    if record.phase is not TrialPhase.JUDGING or not record.verifier:
         return b""
     return _TABLE + record.verifier + _JUDGES + record.address
 
@@ -519,7 +519,8 @@ def _on_due(
             _fine(state, address, parameters.trial_fine, block, emit, parameters)
             _end(state, record, TrialEnding.NOT_SHOWN, block, emit, parameters)
         case TrialPhase.JUDGING:
-            _draw_verifier(state, record._replace(answers=(*record.answers, b"")), block, emit, parameters)
+            silent = (b"",) if record.verifier else ()
+            _draw_verifier(state, record._replace(answers=record.answers + silent), block, emit, parameters)
         case TrialPhase.DRAWING:
             raise AssertionError("a draw waits for a height")
 
@@ -638,14 +639,15 @@ def judge_trial(
         raise BadEvidence(f"{len(digests)} results for {len(links)} links")
     is_right = are_right(links, digests)
     answer = _RIGHT if is_right else digest(b"trial-word", b"".join(digests))
-    record = record._replace(answers=(*record.answers, answer))
+    stored, record = record, record._replace(answers=(*record.answers, answer))
     by_answer: dict[bytes, list[bytes]] = {}
     for verifier, given in zip(record.used, record.answers, strict=True):
         by_answer.setdefault(given, []).append(verifier)
     by_answer.pop(b"", None)
     agreeing = by_answer.pop(answer)
     if len(agreeing) < ANSWERS_NEEDED and (by_answer or not is_right):
-        _draw_verifier(state, record, block, emit, parameters)
+        # The end of a block draws the next one: a draw reads many machines, of which few are in a block.
+        _save(state, stored, record._replace(due_ms=block.steady_ms))
         return
     for verifier in agreeing:
         _pay(state, verifier, parameters)

@@ -294,6 +294,7 @@ def state_records(
                     1,
                     0,
                     0,
+                    0,
                     (group_records.GroupChange(3, 4, group_records.GroupPhase.PAUSED, Reason.NO_REPLACEMENT),),
                 ),
             ),

@@ -211,6 +211,20 @@ def test_a_block_with_many_deadlines_puts_its_call_off_by_one(monkeypatch: pytes
     assert sum(world.task(task).attempts > 0 for task in tasks) > 5, "tasks are matched all the same"
 
 
+def test_draws_leave_deadlines_less_of_a_block_but_some_of_it_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_end, "EVENTS_PER_BLOCK_MAX", 400)
+    monkeypatch.setattr(block_end, "CALL_EVENTS_MAX", 100)
+    ended: dict[int, int] = {}
+    for draws in (0, 20, 1000):
+        world = market()
+        tasks = [post(world, bytes([200 + at % 20]) * 20, job(ASK // 2, match_ms=60_000)) for at in range(200)]
+        monkeypatch.setattr(block_end, "hold_draws", lambda _scope, _is_full, drawn=draws: drawn)
+        world.time_ms += 120_000
+        world.block()
+        ended[draws] = sum(world.task(task).phase == Phase.EXPIRED for task in tasks)
+    assert ended[0] > ended[20] > ended[1000] > 0
+
+
 def test_a_withdrawn_task_that_cannot_pay_its_verifiers_ends_in_the_call() -> None:
     """It was paused, and ended when the pause was over."""
     world = market()

@@ -27,8 +27,9 @@ from tasks.ledger.group_records import (
     seat_task,
 )
 from tasks.ledger.group_transitions import ADD_SEATS, CANCEL_GROUP, CREATE_GROUP
-from tasks.ledger.groups import spare_budget
+from tasks.ledger.groups import SEATS_LOOKED_MAX, spare_budget
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
+from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.queries import Action
 from tasks.ledger.records import TASK_LIMIT_BYTES, load_spec, load_task
 from tasks.ledger.settlement import budget_of
@@ -184,6 +185,28 @@ def test_a_cancelled_group_ends_all_its_seats_in_steps() -> None:
         world.block()
         assert sum(task.phase not in ENDED for task in seats(world, group)) == left
     assert balance_of(world.state, REQUESTER) == before
+
+
+def test_a_step_of_a_group_that_ends_reads_few_seats_whether_they_can_end_or_not() -> None:
+    """A step read all 72 seats, each a task with its specification; a block has 256 such steps."""
+    world = market(0)
+    group = create(world, 56, 7)
+    assert world.send(REQUESTER, CANCEL_GROUP, [group]) is None
+    read: list[bytes] = []
+    load = Case.load
+
+    def counted(scope: Scope, task: bytes) -> Case:
+        read.append(task)
+        return load(scope, task)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Case, "load", counted)
+        for _ in range(20):
+            read.clear()
+            world.block()
+            assert len(read) <= SEATS_LOOKED_MAX
+    assert not read
+    assert all(task.phase in ENDED for task in seats(world, group))
 
 
 def test_a_cancelled_group_that_runs_pays_for_the_windows_under_way() -> None:

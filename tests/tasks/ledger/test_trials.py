@@ -264,7 +264,12 @@ def test_a_verifier_that_computes_nothing_cannot_say_right() -> None:
     guess: list[Value] = [shown[at + 32 : at + 64] for at in range(0, len(shown), 64)]
     assert world.send(lazy, JUDGE_TRIAL, [machine, guess[:2]]) == "bad_evidence"
     assert world.send(lazy, JUDGE_TRIAL, [machine, guess]) is None
-    assert trialists.trial(machine).verifier != lazy, "its answer counts as wrong, and somebody else is drawn"
+    assert trialists.trial(machine).verifier == b"", "its answer counts as wrong: the end of the block draws"
+    assert trials_to_judge(world.state, lazy, 9) == []
+    assert world.send(lazy, JUDGE_TRIAL, [machine, guess]) == "not_yours", "one answer each"
+    world.block()
+    assert trialists.trial(machine).verifier not in (b"", lazy)
+    assert len(trialists.trial(machine).answers) == 1, "nobody was silent"
     record = trialists.run(machine)
     assert record.is_checked and bads(world, lazy) == [1]
 
