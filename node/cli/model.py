@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from node.cli.arguments import PathName
+from node.cli.arguments import OUTPUT_FILE, PathName
 from node.cli.commands import CommandGroup
+from node.cli.files import check_overwrite, overwrite_option
+from node.cli.jobs import write_file
 from node.cli.options import home_option, read_secret
 from node.cli.output import counted, json_option, show, show_fields, show_rows, show_time
 from node.home.paths import Home
@@ -129,6 +131,36 @@ def show_(home: Home, name: str, as_json: bool) -> None:
         as_json=False,
         title=f"Model {found.name}",
     )
+
+
+@model.command()
+@click.argument("folder", type=PathName(exists=True, file_okay=False))
+@click.argument("file", type=OUTPUT_FILE)
+@overwrite_option
+@json_option
+def export(folder: Path, file: Path, yes: bool, as_json: bool) -> None:
+    """Write the adapters in FOLDER to a GGUF file for llama.cpp.
+
+    FOLDER is the result of a task of fine-tuning. Its files must agree with its receipt.
+    Load FILE in llama.cpp beside the GGUF file of the same base model.
+
+    \b
+    Example:
+      dekube model export my-adapters my-adapters.gguf
+    """
+    from node.cli.verify import read_folder
+    from tasks.models.adapters import ADAPTERS, FILES, check_folder
+    from tasks.models.gguf_writing import adapters_gguf
+
+    check_overwrite(file, yes=yes, option="FILE")
+    files = read_folder(folder, FILES)
+    receipt = check_folder(files)
+    content = adapters_gguf(receipt, files[ADAPTERS])
+    write_file(file, content)
+    if as_json:
+        show({"file": str(file), "bytes": len(content), "base": receipt.base})
+    else:
+        click.echo(f"{file}: adapters for {receipt.base}, {len(content):,} bytes.")
 
 
 @model.command()

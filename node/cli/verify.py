@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     AnyReceipt: TypeAlias = Receipt | TrainedReceipt
 
-__all__ = ["check_spec", "matching_window", "verify"]
+__all__ = ["check_spec", "matching_window", "read_folder", "verify"]
 
 FILE_BYTES_MAX: Final = 2 << 30
 _STATE: Final = PathName(exists=True, dir_okay=False)
@@ -80,8 +80,13 @@ def _receipt_of(folder: Path) -> tuple[AnyReceipt, Sequence[str]]:
     place = folder / RECEIPT
     is_trained = place.exists() and trained.is_of_training(_read(place))
     names = trained.FILES if is_trained else adapters.FILES
-    files = {name: _read(folder / name) for name in names if (folder / name).exists()}
+    files = read_folder(folder, names)
     return (trained.check_model_folder(files) if is_trained else adapters.check_folder(files)), names
+
+
+def read_folder(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the files of a folder with these names, of those that exist. Raises FolderInvalid."""
+    return {name: _read(folder / name) for name in names if (folder / name).exists()}
 
 
 def _read(path: Path) -> bytes:

@@ -25,7 +25,17 @@ from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["BASE", "FILES", "Receipt", "adapter_folder", "check_folder", "check_state", "receipt_of"]
+__all__ = [
+    "ADAPTERS",
+    "BASE",
+    "FILES",
+    "Receipt",
+    "adapter_folder",
+    "check_folder",
+    "check_state",
+    "parameters_of",
+    "receipt_of",
+]
 
 ADAPTERS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"
@@ -226,6 +236,12 @@ def check_folder(files: Mapping[str, bytes]) -> Receipt:
         if files[name] != content:
             raise FolderInvalid(f"other bytes than {RECEIPT} asks for", file=name, remedy=_AGAIN)
     return receipt
+
+
+def parameters_of(shape: FinetuneShape, data: bytes) -> dict[str, tuple[TensorType, bytes]]:
+    """Return type and bytes of the matrices in a file of a folder, by name in the state. Raises FolderInvalid."""
+    kinds = state_tensors(shape)
+    return {name: (kinds[name], content) for name, content in _parameters(shape, data).items()}
 
 
 def _parameters(shape: FinetuneShape, data: bytes) -> dict[str, bytes]:

@@ -24,10 +24,13 @@ __all__ = [
     "TensorSource",
     "frozen",
     "frozen_tensors",
+    "gguf_place",
     "model_from_gguf",
     "model_from_tensors",
     "places_of",
+    "rotated_heads",
     "shape_of_gguf",
+    "side_by_side",
 ]
 
 ROWS_AT_ONCE: Final = 4_096
@@ -100,7 +103,7 @@ class TensorSource(Protocol):
 def model_from_gguf(file: GgufFile) -> Model:
     """Return shape and frozen weights. Raises ModelInvalid and ModelUnsupported."""
     shape, architecture = shape_of_gguf(file), str(file.settings["general.architecture"])
-    places = places_of(shape, _place)
+    places = places_of(shape, gguf_place)
     if extra := sorted(file.tensors.keys() - places.values()):
         raise ModelUnsupported(f"a tensor {extra[0]} that no program reads")
     return model_from_tensors(shape, _GgufSource(file), places, interleaved=_INTERLEAVED[architecture])
@@ -129,8 +132,7 @@ def frozen_tensors(
     """
     kinds = weight_tensors(shape)
     for name, place in places.items():
-        heads = {"query": shape.heads, "key": shape.key_heads}.get(name.split("/")[-1].removesuffix("_bias"))
-        turned = (heads or 1) if interleaved and heads else None
+        turned = rotated_heads(shape, name.split("/")[-1].removesuffix("_bias")) if interleaved else None
         try:
             yield from _frozen_tensor(name, kinds[name], source, place, turned, notes)
         except ModelInvalid as error:
@@ -207,12 +209,23 @@ class _GgufSource:
         return ""
 
 
+def rotated_heads(shape: LlamaShape, part: str) -> int | None:
+    """Return in how many heads the rows of a part of a layer are rotated; None where they are not."""
+    return {"query": shape.heads, "key": shape.key_heads}.get(part)
+
+
+def side_by_side(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Return the rows of each head with the two of each rotated pair side by side: as files of llama.cpp."""
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
 def _halved(rows: np.ndarray, heads: int) -> np.ndarray:
     """Return the rows of each head with the first of each pair before all the second ones."""
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _place(name: str) -> str:
+def gguf_place(name: str) -> str:
+    """Return the name of a tensor in files of llama.cpp."""
     if name in _OUTER:
         return _OUTER[name]
     _, layer, part = name.split("/")

@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from node.cli import group
 from node.cli.verify import check_spec, matching_window
 from rpc.client.results import Amount, Proof, Window
+from state.primitives.errors import ConfigError
 from tasks.models.errors import FolderInvalid
+from tasks.models.gguf import read_gguf
 from tests.tasks.models import test_trained as trained
 from tests.tasks.models.test_adapters import FOLDER, MADE, STATE, random_state
 from tests.tasks.trained import trained as tasks_trained
@@ -76,6 +78,25 @@ def test_a_trained_model_is_of_a_task_with_its_shape_and_rows() -> None:
     for other in (replace(receipt, rows_root=bytes(32)), replace(receipt, model=trained.MODEL)):
         with pytest.raises(FolderInvalid, match="the task"):
             check_spec(other, spec)
+
+
+def test_a_checked_folder_is_exported_for_llama_cpp(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "adapters.gguf"
+
+    def export(*more: str) -> Any:
+        words = ["model", "export", str(folder), str(file), "--json", *more]
+        return CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+
+    assert json.loads(export().output) == {
+        "file": str(file), "bytes": file.stat().st_size, "base": "a/base-1"
+    }  # fmt: skip
+    assert read_gguf(file.read_bytes()).settings["adapter.type"] == "lora"
+    with pytest.raises(ConfigError, match="add --yes"):
+        export()
+    assert json.loads(export("--yes").output)["bytes"] == file.stat().st_size
+    (folder / "README.md").write_text("another")
+    with pytest.raises(FolderInvalid, match=r"README.md: other bytes"):
+        export("--yes")
 
 
 def window(number: int, phase: str, **changes: Any) -> Window:

@@ -93,8 +93,12 @@ def settings_of(shape: LlamaShape, architecture: str = "llama") -> dict[str, Any
 
 
 def tensors_of(shape: LlamaShape, architecture: str = "llama") -> dict[str, np.ndarray]:
+    return laid_out(shape, plain_weights(shape), architecture)
+
+
+def laid_out(shape: LlamaShape, weights: Mapping[str, np.ndarray], architecture: str) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
-    for name, values in plain_weights(shape).items():
+    for name, values in weights.items():
         part = name.split("/")[-1]
         heads = {"query": shape.heads, "key": shape.key_heads}.get(part.removesuffix("_bias"))
         if architecture == "llama" and heads:  # the converter puts the two columns of a pair side by side

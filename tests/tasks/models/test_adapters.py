@@ -112,14 +112,15 @@ def test_other_tensors_are_refused() -> None:
             check_folder(FOLDER | {ADAPTERS: write_safetensors(matrices, {"format": "pt"})})
 
 
-def merged() -> dict[str, np.ndarray]:
-    weights = plain_weights(TINY)
-    for layer in range(TINY.layers):
-        for target in SHAPE.targets:
+def merged(shape: FinetuneShape, state: TrainingState) -> dict[str, np.ndarray]:
+    """The weights of a model with its adapters added."""
+    weights = plain_weights(shape.model)
+    for layer in range(shape.model.layers):
+        for target in shape.targets:
             name = f"layer/{layer}/{target}"
-            a = np.frombuffer(STATE.tensors[f"parameter/{name}/a"], dtype="<f4").reshape(SHAPE.rank, -1)
-            b = np.frombuffer(STATE.tensors[f"parameter/{name}/b"], dtype="<f4").reshape(-1, SHAPE.rank)
-            weights[name] = weights[name] + SHAPE.alpha / SHAPE.rank * b.astype(float) @ a.astype(float)
+            a = np.frombuffer(state.tensors[f"parameter/{name}/a"], dtype="<f4").reshape(shape.rank, -1)
+            b = np.frombuffer(state.tensors[f"parameter/{name}/b"], dtype="<f4").reshape(-1, shape.rank)
+            weights[name] = weights[name] + shape.alpha / shape.rank * b.astype(float) @ a.astype(float)
     return weights
 
 
@@ -149,7 +150,7 @@ def loaded(folder: Path) -> Callable[[list[int]], np.ndarray]:
 @pytest.mark.slow
 def test_transformers_and_peft_load_a_folder_and_choose_the_same_tokens(tmp_path: Path) -> None:
     logits = loaded(tmp_path)
-    weights, tokens = merged(), [3, 60, 11, 5, 42]
+    weights, tokens = merged(SHAPE, STATE), [3, 60, 11, 5, 42]
     wanted = plain_logits(TINY, weights, tokens)
     assert np.abs(logits(tokens) - wanted).max() < 1e-4 * np.abs(wanted).max()
     assert np.abs(plain_logits(TINY, plain_weights(TINY), tokens) - wanted).max() > 0.1 * np.abs(wanted).max()
