@@ -73,6 +73,7 @@ TRIAL_PARAMETERS: Final[dict[str, int]] = {
     "tasks.trial_slack_ms": 4_000,
     "tasks.trial_step_ms": 30_000,
     "tasks.trial_pause_ms": 60_000,
+    "tasks.trial_first_ms": 30_000,
     "tasks.trial_valid_ms": 3_600_000,
     "tasks.trial_blocks": 900,
     "tasks.trial_samples": 2,

@@ -223,7 +223,8 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
                         "ask_from_ms": nullable(NUMBER),
                     },
                     description="Its speed trial: where it stands, and what the last one measured. "
-                    "`rounds_behind`: rounds over since the last one that it went through; each halves its rate.",
+                    "`rounds_behind`: rounds over since the last one that it went through; each halves its rate. "
+                    "`round_rate` 0: no round has measured it; an eighth of it counts, if the chain says so.",
                 )
             ),
             "price_per_device_hour": AMOUNT_OUT,

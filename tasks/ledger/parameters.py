@@ -107,6 +107,7 @@ _BOUNDS: Final = {
     "trial_slack_ms": (0, _MS_MAX),
     "trial_step_ms": (1, _MS_MAX),
     "trial_pause_ms": (1, _MS_MAX),
+    "trial_first_ms": (0, _MS_MAX),
     "trial_valid_ms": (6, _MS_MAX),
     "trial_blocks": (1, 1 << 40),
     "trial_samples": (1, 8),
@@ -317,6 +318,9 @@ class TaskParameters:
     """Time to commit after the end of a trial, to show links, and to judge them."""
     trial_pause_ms: int = HOUR_MS
     """From the begin of a trial to the next one."""
+    trial_first_ms: int = 15 * MINUTE_MS
+    """From the first rate of a machine that no round has measured to a round. Until then an eighth of it counts;
+    with 0 all of it does, and no such round begins."""
     trial_valid_ms: int = 24 * HOUR_MS
     """A machine whose rate was measured longer ago is offered no task."""
     trial_blocks: int = 28_800

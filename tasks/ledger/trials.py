@@ -60,6 +60,7 @@ __all__ = [
     "find_round",
     "find_trial",
     "forget_trial",
+    "is_unproven",
     "judge_trial",
     "leave_round",
     "measured_node",
@@ -83,6 +84,7 @@ ROUND_ARCS: Final = 257
 """Parts of the index that a round visits in an order of its own. A prime: no distance is likelier."""
 ROUND_LIMIT_BYTES: Final = 64
 ROUNDS_LIMIT_BYTES: Final = 16
+NEXT_ROUND_LIMIT_BYTES: Final = 16
 MISSES_MAX: Final = 4
 """Rounds missed in a row, each of which doubles the pause until a machine may ask for a trial."""
 HALVINGS_MAX: Final = 3
@@ -97,6 +99,8 @@ _ROUND: Final = _TABLE
 """Key of the round of trials that is under way."""
 _ROUNDS: Final = _TABLE + b"\x00"
 """Key of how many rounds are over."""
+_NEXT_ROUND: Final = _TABLE + b"\x01"
+"""Key of the time at which a round begins for machines that none has measured."""
 _JUDGES: Final = b"\x00"
 """After a verifier's address: the machines whose trials it is to judge."""
 
@@ -288,8 +292,9 @@ def measured_rate(state: Reader, node: NodeRecord, now_ms: int, parameters: Task
     """Return the rate of a machine that counts now; None where there is none, and it is matched with nothing.
 
     It is what its last trial measured, and at most what the machine says of itself and what the better of the
-    last two rounds that it went through measured. Each round since then halves it. A machine that says nothing has
-    none: narrow links would flatter it.
+    last two rounds that it went through measured. Each round since then halves it. Of a machine that none has
+    measured an eighth counts: it was tried alone, and so may others of its device have been. A machine that says
+    nothing has none: narrow links would flatter it.
     """
     if not parameters.trial_ms:
         return node.profile.rate
@@ -299,7 +304,13 @@ def measured_rate(state: Reader, node: NodeRecord, now_ms: int, parameters: Task
     rate = min(record.rate, node.profile.rate)
     caps = ((record.cap, record.cap_ms), (record.cap_before, record.cap_before_ms))
     valid = [cap for cap, at_ms in caps if cap and now_ms - at_ms <= parameters.trial_valid_ms]
-    return min(rate, max(valid, default=rate)) >> min(rounds_behind(state, record), HALVINGS_MAX) or None
+    behind = HALVINGS_MAX if is_unproven(record, parameters) else rounds_behind(state, record)
+    return min(rate, max(valid, default=rate)) >> min(behind, HALVINGS_MAX) or None
+
+
+def is_unproven(record: TrialRecord, parameters: TaskParameters) -> bool:
+    """Tell whether no round has measured a machine, where that counts (R81)."""
+    return parameters.trial_first_ms > 0 and not record.cap_ms
 
 
 def rounds_over(state: Reader) -> int:
@@ -418,6 +429,18 @@ def ask_trial(state: Overlay, sender: bytes, block: BlockContext, parameters: Ta
     _save(state, record, record._replace(due_ms=block.steady_ms))
 
 
+def _next_round_ms(state: Reader) -> int:
+    """Return when a round begins for machines that none has measured, 0: none does."""
+    data = state.get(_NEXT_ROUND)
+    if data is None:
+        return 0
+    return int(
+        read_record(
+            data, lambda value: items_of(value, int)[0], what="the next round", limit_bytes=NEXT_ROUND_LIMIT_BYTES
+        )
+    )
+
+
 class _Round(NamedTuple):
     """A round of trials under way: the ``arc`` of the index that is next, and from which ``place`` in it on."""
 
@@ -454,12 +477,18 @@ def _arc_at(seed: bytes, at: int) -> tuple[int, int]:
 def _go_round(
     state: Overlay, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
 ) -> list[NodeRecord]:
-    """Return the machines whose turn comes in this block. In one of ``trial_blocks`` blocks a round begins."""
+    """Return the machines whose turn comes in this block.
+
+    In one of ``trial_blocks`` blocks a round begins, and in time for machines that none has measured.
+    """
     current = find_round(state)
     if current is None:
         drawn = int.from_bytes(digest(b"trial-lot", block.beacon)[:8], "big")
-        if drawn >= _SPREAD // parameters.trial_blocks:
+        wanted_ms = _next_round_ms(state)
+        if drawn >= _SPREAD // parameters.trial_blocks and not 0 < wanted_ms <= block.steady_ms:
             return []
+        if wanted_ms:
+            state.delete(_NEXT_ROUND)
         current = _Round(digest(b"trial-round", block.beacon), 0, 0)
     found: list[NodeRecord] = []
     for at in range(current.arc, ROUND_ARCS):
@@ -705,6 +734,8 @@ def _end(
     elif record.in_round:
         after = after._replace(misses=min(record.misses + 1, MISSES_MAX))
     _save(state, stored, after)
+    if rate and is_unproven(after, parameters) and not _next_round_ms(state):
+        state.put(_NEXT_ROUND, encode([block.steady_ms + parameters.trial_first_ms]))
     emit(TRIAL_ENDED(record.address, rate, int(ending)))
     if rate:
         wake_at(state, require_node(state, record.address), block.steady_ms)

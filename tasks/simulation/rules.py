@@ -615,9 +615,13 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             patches=(Patch("tasks.ledger.trials", "ANSWERS_NEEDED", 1, is_alone=True),),
         ),
         Absent(
-            "trial-rounds", "machines are tried one by one, never together",
-            aims=(Aim("shared device", _ONE_DEVICE),),
-            patches=(Patch("tasks.ledger.trials", "_go_round", _no_machines, is_alone=True),),
+            "trial-rounds", "machines are tried one by one, never together", {"trial_first_ms": 0},
+            (Aim("shared device", _ONE_DEVICE),),
+            (Patch("tasks.ledger.trials", "_go_round", _no_machines, is_alone=True),),
+        ),
+        Absent(
+            "first-trials", "the rate of a trial alone counts until the first round", {"trial_first_ms": 0},
+            (Aim("shared device", {**_ONE_DEVICE, "blocks": 1_050}),),
         ),
         Absent(
             "copies", "a root that was public earns a share of the liar's bond",

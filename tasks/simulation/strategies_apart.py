@@ -22,6 +22,8 @@ _PLACES: Final = {"accept": Asked.ACCEPT, "start": Asked.START, "compute": Asked
 WINDOWS_MAX: Final = 2
 """Windows of a member: a group has many."""
 _TRIAL_MS: Final = 10_000
+_FIRST_MS: Final = 60_000
+"""From the first trial to the first round: jobs come in between."""
 _POSTS_AT: Final = 4 * TRIED_BLOCKS + 48
 """The block in which jobs come: by then each machine has been tried."""
 _RATE_MIN: Final = RATE * 4 // 5
@@ -124,7 +126,9 @@ def _crowding(stage: Stage, setting: Setting) -> Sequence[Agent]:
 
 def _tried(stage: Stage, setting: Setting) -> None:
     """Have a chain with speed trials, and jobs that require a rate."""
-    stage.parameters |= {"trial_ms": _TRIAL_MS, "trial_blocks": int(setting.get("blocks", 1_000))}
+    stage.parameters |= {
+        "trial_ms": _TRIAL_MS, "trial_blocks": int(setting.get("blocks", 1_000)), "trial_first_ms": _FIRST_MS,
+    }  # fmt: skip
     stage.rate_min, stage.from_height = _RATE_MIN, _POSTS_AT
 
 

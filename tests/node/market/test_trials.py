@@ -26,6 +26,7 @@ from tests.tasks.executor.helpers import make_spec
 PARAMETERS: Final = {
     "tasks.trial_ms": 500, "tasks.trial_slack_ms": 2_000, "tasks.trial_step_ms": 3_000_000,
     "tasks.trial_pause_ms": 1_000, "tasks.trial_valid_ms": 10**9, "tasks.trial_blocks": 1 << 40,
+    "tasks.trial_first_ms": 0,
 }  # fmt: skip
 """The chain's clock runs twelve times as fast as that of the machines. No round begins."""
 

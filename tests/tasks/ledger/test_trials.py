@@ -29,6 +29,7 @@ from tasks.ledger.trials import (
     find_trial,
     measured_rate,
     rounds_behind,
+    rounds_over,
     trials_to_judge,
 )
 from tasks.trials import first_state, link_units, next_state, positions_of, root_of, show, shown_to_value
@@ -37,9 +38,10 @@ from tests.tasks.world import DKB, QUICK, World, spec
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 TRIALS: Final = replace(
     QUICK, trial_ms=10_000, trial_slack_ms=3_000, trial_step_ms=20_000, trial_pause_ms=600_000,
-    trial_valid_ms=DAY_MS, trial_blocks=1 << 40, trial_fine=DKB // 100, late_fines_per_day_max=DKB,
+    trial_valid_ms=DAY_MS, trial_blocks=1 << 40, trial_first_ms=0, trial_fine=DKB // 100,
+    late_fines_per_day_max=DKB,
 )  # fmt: skip
-"""No trial begins by lot."""
+"""No trial begins by lot, and a first trial counts whole."""
 RATE: Final = 4 * 10**7
 """Of machines that do a few links in a trial."""
 WIDTH: Final = 64
@@ -670,3 +672,55 @@ def test_a_trial_that_is_asked_for_just_before_a_round_is_one_of_it() -> None:
     hold_round(world, trialists, [machine])
     assert trialists.trial(machine).cap < trialists.trial(machine).cap_before
     assert rounds_behind(world.state, trialists.trial(machine)) == 0
+
+
+# Machines that no round has measured (R81)
+
+
+def first_trials(count: int) -> tuple[World, Trialists, list[bytes]]:
+    """Return machines that were tried one by one, as one device could answer for all of them."""
+    world = World(parameters=replace(TRIALS, trial_first_ms=120_000, trial_pause_ms=3_600_000))
+    world.add_machine(90, roles=CHECK)
+    world.add_machine(91, roles=CHECK)
+    trialists, machines = Trialists(world), []
+    for at in range(count):
+        machines.append(world.add_machine(at + 1, roles=WORK, rate=RATE))
+        trialists.run(machines[-1])
+    return world, trialists, machines
+
+
+def test_n18_a_device_that_is_tried_alone_for_each_of_three_machines_has_less_than_one_rate() -> None:
+    """Each of the three had all of it until the first round, eight hours later."""
+    world, trialists, machines = first_trials(3)
+    alone = [trialists.trial(machine).rate for machine in machines]
+    counts = [rate_of(world, machine) for machine in machines]
+    assert counts == [rate >> 3 for rate in alone] and sum(rate or 0 for rate in counts) < min(alone) // 2
+
+
+def test_a_round_comes_for_machines_that_none_has_measured_and_not_for_others() -> None:
+    world, trialists, machines = first_trials(2)
+    begun = trialists.trial(machines[0]).measured_ms
+    while not all(trialists.trial(machine).in_round for machine in machines):
+        world.block()
+    assert 120_000 <= world.time_ms - begun <= 125_000
+    for machine in machines:
+        trialists.run(machine)
+    assert [rate_of(world, machine) for machine in machines] == [trialists.trial(at).rate for at in machines]
+    over = rounds_over(world.state)
+    for _ in range(20):
+        world.block(60_000)
+    assert rounds_over(world.state) == over, "all are measured"
+    newcomer = world.add_machine(9, roles=WORK, rate=RATE)
+    trialists.run(newcomer)
+    for _ in range(5):
+        world.block(60_000)
+    assert rounds_over(world.state) == over + 1
+
+
+def test_many_newcomers_have_one_round() -> None:
+    world, trialists, machines = first_trials(4)
+    trialists.silent = set(machines)  # they miss it, and are as they were
+    for _ in range(20):
+        world.block(20_000)
+    assert rounds_over(world.state) == 1
+    assert {rate_of(world, machine) for machine in machines} == {None}
