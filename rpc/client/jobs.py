@@ -99,7 +99,7 @@ def make_job(
             error.text, file=request.data, line=error.line, column=error.column, field="data", code=error.code
         ) from None
     except ModelError as error:
-        field = "model" if request.model else "tokenizer"
+        field = "model" if request.model or not hasattr(request, "tokenizer") else "tokenizer"
         raise RequestInvalid(str(error), file=getattr(request, field), field=field, code=error.code) from None
     except (UnsupportedJob, DecodeError) as error:
         text = f"the job cannot run: {error}"

@@ -10,7 +10,7 @@ from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
-from tasks.models.generating import GeneratingJob, Tuned, make_generating
+from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_model
 from tasks.models.training import TrainingJob, make_training
@@ -61,9 +61,21 @@ def _tuning(request: TuningRequest, rows: bytes, _tuned: Tuned | None, terms: Jo
 
 
 def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> GeneratingJob:
+    check_tuned(request.file, request.adapter, tuned)
+    if not request.model:
+        return _asking(request, rows, tuned, terms)
     with open_model(Path(request.model)) as opened:
-        check_tuned(request.file, request.adapter, tuned)
         return make_generating(opened, rows, request.settings, tuned=tuned, **terms.named)
+
+
+def _asking(request: GeneratingRequest, rows: bytes, trained: Tuned | None, terms: JobTerms) -> GeneratingJob:
+    """Return the job that asks a model of the task that has trained it."""
+    assert trained is not None
+    if not request.tokenizer:
+        return make_generating(TrainedModel.of(trained, None), rows, request.settings, **terms.named)
+    with open_model(Path(request.tokenizer)) as opened:
+        model = TrainedModel.of(trained, opened.tokeniser)
+        return make_generating(model, rows, request.settings, **terms.named)
 
 
 MAKERS: Final[Mapping[str, Maker]] = {

@@ -16,9 +16,7 @@ from tasks.programs.decoder import (
     DecoderShape,
     check_decoder_rates,
     decoder_program,
-    layer_parameters,
     marked_program,
-    other_parameters,
     row_tensors,
     state_tensors,
 )
@@ -26,6 +24,7 @@ from tasks.programs.decoder_units import check_decoder, decoder_cost
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.layered import LAYERS, Pattern, layered_program
+from tasks.programs.llama_shape import layer_parameters, other_parameters
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType

@@ -21,7 +21,7 @@ from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape, made_tensor
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
-from tasks.programs.llama_shape import adapter_tensors, weight_tensors
+from tasks.programs.llama_shape import adapter_tensors, frozen_tensors
 from tasks.programs.operators.decoding import stored_element
 from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SUM_BITS
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
@@ -190,7 +190,7 @@ class Generator(Steps):
         """Return logits, choices and the cache after one pass over ``tokens``, a row for each sequence."""
         shape, arrays = self._shape, self._arrays
         run = Pass(shape.batch, tokens.shape[1], shape.places, adapter=shape.adapter)
-        weights = [self._model[name] for name in weight_tensors(shape.model)]
+        weights = [self._model[name] for name in frozen_tensors(shape.model, shape.adapter)]
         cache = [self._state[f"cache/{name}"] for name in self._cache_names()]
         columns = [tokens.reshape(-1, 1), np.full((shape.batch, 1), place)]
         loaded = [arrays.load(column.astype(np.float64)) for column in columns]

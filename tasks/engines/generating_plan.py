@@ -8,9 +8,11 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import COSTS_HELD_MAX, MODEL_BYTES_MAX, TuningPlan
 from tasks.programs.adamw import Rates
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.generate import (
@@ -26,7 +28,7 @@ from tasks.programs.generate import (
 )
 from tasks.programs.generate_units import check_generate, generate_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
-from tasks.programs.llama_shape import model_bytes
+from tasks.programs.llama_shape import frozen_bytes
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
@@ -75,7 +77,7 @@ class GeneratingPlan:
     seed: bytes
 
     def __post_init__(self) -> None:
-        if (size := model_bytes(self.shape.model)) > MODEL_BYTES_MAX:
+        if (size := frozen_bytes(self.shape.model, self.shape.adapter)) > MODEL_BYTES_MAX:
             raise UnsupportedJob(f"a model of {size} bytes, at most {MODEL_BYTES_MAX}")
         prompts = prompt_tensors(self.shape).values()
         if (size := sum(kind.size_bytes for kind in prompts)) > DATASET_BYTES_MAX:
@@ -99,10 +101,13 @@ class GeneratingPlan:
             raise UnsupportedJob(str(error)) from None
 
     @cached_property
-    def adapter_plan(self) -> TuningPlan | None:
+    def adapter_plan(self) -> TuningPlan | DecoderPlan | None:
         """What the state with the model's adapters follows from; only its layout counts. Raises UnsupportedJob."""
         if self.shape.adapter is None:
             return None
+        if self.shape.adapter.is_whole:
+            like = DecoderShape(self.shape.model, batch=1, length=1, rows=1, train_rows=1)
+            return DecoderPlan(like, FinetuneRates(Rates(1)), bytes(32))
         return TuningPlan(tuned_shape(self.shape.model, self.shape.adapter), FinetuneRates(Rates(1)), bytes(32))
 
     @property

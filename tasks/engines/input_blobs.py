@@ -16,7 +16,7 @@ from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.finetune import FinetuneShape, row_tensors
 from tasks.programs.generate import GenerateShape, prompt_tensors
-from tasks.programs.llama_shape import model_bytes, weight_tensors
+from tasks.programs.llama_shape import frozen_bytes, frozen_tensors, weight_tensors
 from tasks.programs.states import data_root
 from tasks.programs.tensors import TensorType, tensor_root
 
@@ -94,8 +94,8 @@ def read_model(shape: FinetuneShape | GenerateShape, blob: bytes) -> dict[str, b
     """Return the tensors of a job's frozen model, and of its adapters. Raises DatasetInvalid."""
     if isinstance(shape, FinetuneShape) or shape.adapter is None:
         return split_tensors(weight_tensors(shape.model), blob)
-    size = model_bytes(shape.model)
-    return {**split_tensors(weight_tensors(shape.model), blob[:size]), **read_adapter(shape, blob[size:]).tensors}
+    kinds, size = frozen_tensors(shape.model, shape.adapter), frozen_bytes(shape.model, shape.adapter)
+    return {**split_tensors(kinds, blob[:size]), **read_adapter(shape, blob[size:]).tensors}
 
 
 def read_adapter(shape: GenerateShape, blob: bytes) -> TrainingState:
@@ -118,5 +118,10 @@ def check_adapter(shape: GenerateShape, root: bytes, blob: bytes) -> None:
 
 
 def model_root(shape: FinetuneShape | GenerateShape, contents: Mapping[str, bytes]) -> bytes:
-    """Return the root of the frozen model, the same for all jobs that use it. Raises SourceInvalid."""
+    """Return the root of the frozen model, the same for all jobs that use it; empty if there is none (R89).
+
+    Raises SourceInvalid.
+    """
+    if isinstance(shape, GenerateShape) and not frozen_tensors(shape.model, shape.adapter):
+        return b""
     return _root(weight_tensors(shape.model), contents)

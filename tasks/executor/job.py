@@ -37,7 +37,7 @@ from tasks.programs.divergence import Divergence, diverged_root, divergence_from
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape
 from tasks.programs.generate import GenerateShape
-from tasks.programs.llama_shape import Adapter, LlamaShape, model_bytes
+from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes
 from tasks.programs.sampling import Sampling
 from tasks.spec import JobSpec
 
@@ -82,12 +82,13 @@ class Job:
     def __post_init__(self) -> None:
         if len(self.dataset_root) != 32 or len(self.init_root) != 32:
             raise UnsupportedJob("roots of 32 bytes")
-        if len(self.model_root) != (HASH_BYTES if isinstance(self.plan, FrozenPlan) else 0):
+        adapter = self.plan.shape.adapter if isinstance(self.plan, GeneratingPlan) else None
+        frozen = frozen_bytes(self.plan.shape.model, adapter) if isinstance(self.plan, FrozenPlan) else 0
+        if len(self.model_root) != (HASH_BYTES if frozen else 0):
             raise UnsupportedJob("a root of a model where there is one")
-        is_tuned = isinstance(self.plan, GeneratingPlan) and self.plan.shape.adapter is not None
-        if len(self.adapter_root) != (HASH_BYTES if is_tuned else 0):
+        if len(self.adapter_root) != (0 if adapter is None else HASH_BYTES):
             raise UnsupportedJob("a root of adapters where there are some")
-        if isinstance(self.plan, FrozenPlan) and model_bytes(self.plan.shape.model) > MODEL_SENT_BYTES_MAX:
+        if frozen > MODEL_SENT_BYTES_MAX:
             raise UnsupportedJob(f"this executor takes models of {MODEL_SENT_BYTES_MAX} bytes at most")
         if not 1 <= self.segment_steps <= self.window_steps <= self.total_steps < STEPS_MAX:
             raise UnsupportedJob("steps: a segment within a window within the whole")

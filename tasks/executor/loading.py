@@ -18,7 +18,7 @@ from tasks.engines.steps import Steps
 from tasks.engines.training import Evaluation, Trainer, initial_state
 from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.programs.errors import SourceInvalid
-from tasks.programs.llama_shape import model_bytes
+from tasks.programs.llama_shape import frozen_bytes
 
 __all__ = ["beginning_of", "contents_of", "make_run", "rows_of"]
 
@@ -54,7 +54,7 @@ def contents_of(
     if model_root(plan.shape, weights) != root_of_model:
         raise DatasetInvalid("the model is not the one the job names")
     if root_of_adapter and isinstance(plan, GeneratingPlan):
-        check_adapter(plan.shape, root_of_adapter, model[model_bytes(plan.shape.model) :])
+        check_adapter(plan.shape, root_of_adapter, model[frozen_bytes(plan.shape.model, plan.shape.adapter) :])
     return rows, weights
 
 

@@ -100,6 +100,7 @@ class Decoding(NamedTuple):
 class TunedAdapter(NamedTuple):
     """The adapters of a tuned model: the state that fine-tuning left after ``step`` steps.
 
+    With rank 0, alpha 0 and no targets it is the state of a model that was trained from scratch (R89).
     ``blob`` is the content address of its encoding, and ``root`` its root.
     """
 
@@ -156,11 +157,16 @@ class GeneratePart(NamedTuple):
         return plan
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blobs that a job starts from: its prompts, the frozen model, and its adapters."""
+        """Return the blobs that a job starts from: its prompts, the frozen model, and its adapters.
+
+        A model that was trained from scratch is in the place of adapters, and there is no frozen one (R89).
+        """
         shape, found = self._shape, list[Input]()
         prompts = prompt_tensors(shape)
         size = sum(kind.size_bytes for kind in prompts.values())
-        found += (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size), self.model.input())
+        found.append(Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, prompts, size))
+        if shape.adapter is None or not shape.adapter.is_whole:
+            found.append(self.model.input())
         if self.adapter is not None:
             found.append(self._adapter_input(shape, self.adapter))
         return tuple(found)
@@ -177,6 +183,9 @@ class GeneratePart(NamedTuple):
     @property
     def _shape(self) -> GenerateShape:
         data, decoding = self.dataset, self.decoding.check()
+        is_whole = self.adapter is not None and not self.adapter.rank
+        if is_whole and (any(self.model.blob) or any(self.model.root)):
+            raise ProgramInvalid("model.blob and model.root: zeros expected, the model is the state in adapter")
         return GenerateShape(
             self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends,
             None if self.adapter is None else Adapter(*self.adapter[2:]), decoding.sampling,
@@ -208,7 +217,7 @@ GENERATE_FIELDS: Final = KindFields(
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
         "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),
         "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), "adapter.step": (0, STEPS_MAX),
-        "adapter.rank": (1, INTEGER_MAX), "adapter.alpha": (1, INTEGER_MAX),
+        "adapter.rank": (0, INTEGER_MAX), "adapter.alpha": (0, INTEGER_MAX),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "decoding.name"}),

@@ -5,6 +5,7 @@ What is wrong is found before the weights are read where it can be, and always b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating import first_state, prompt_contents
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
 from tasks.engines.state import TrainingState
+from tasks.kinds.decoder import DecoderPart
 from tasks.kinds.finetune import FinetunePart
 from tasks.kinds.generate import (
     KIND_GENERATE,
@@ -21,14 +23,17 @@ from tasks.kinds.generate import (
     PromptSet,
     TunedAdapter,
 )
-from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of
+from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
+from tasks.models.jobs import LazyTokens, base_model, name_of, schedule_of
+from tasks.models.llama import Model
 from tasks.models.prompts import prompts_of
+from tasks.models.rows import Tokens
 from tasks.programs.generate import prompt_tensors
-from tasks.programs.llama_shape import model_bytes, weight_tensors
+from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes, weight_tensors
 from tasks.programs.sampling import Sampling
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
-__all__ = ["GeneratingJob", "GeneratingSettings", "Tuned", "make_generating"]
+__all__ = ["AskedModel", "GeneratingJob", "GeneratingSettings", "TrainedModel", "Tuned", "make_generating"]
 
 BATCH_WANTED: Final = 8
 """Rows that are decoded together at most, where nobody says how many."""
@@ -51,15 +56,65 @@ class GeneratingSettings:
 
 
 class Tuned(Protocol):
-    """What a task of fine-tuning has left: its job, and its state after a final window."""
+    """What a task that trains has left: its job, and its state after a final window."""
 
     @property
     def spec(self) -> JobSpec:
-        """The job of fine-tuning."""
+        """The job of the task."""
 
     @property
     def state(self) -> TrainingState:
-        """The state with the adapters."""
+        """The state with the adapters, or with all weights of a model."""
+
+
+class AskedModel(Protocol):
+    """A model that is asked."""
+
+    @property
+    def shape(self) -> LlamaShape:
+        """Its shape."""
+
+    @property
+    def load(self) -> Callable[[], Model]:
+        """Freezes its weights."""
+
+    @property
+    def tokeniser(self) -> Callable[[], Tokens]:
+        """Reads its tokeniser."""
+
+
+class TrainedModel(NamedTuple):
+    """The model that a task has trained from scratch (R89)."""
+
+    tuned: Tuned
+    shape: LlamaShape
+    tokeniser: Callable[[], Tokens]
+
+    @classmethod
+    def of(cls, tuned: Tuned, tokeniser: Callable[[], Tokens] | None) -> TrainedModel:
+        """Return the model of a task. Without ``tokeniser`` its tokens are bytes. Raises UnsupportedJob."""
+        part = tuned.spec.part
+        if not isinstance(part, DecoderPart):
+            raise UnsupportedJob(
+                f"a task of kind {tuned.spec.kind} has no model of its own: name one that trained a language model"
+            )
+        return cls(tuned, part.model.shape, tokeniser or _bytes_of(part.model.vocabulary))
+
+    def load(self) -> Model:
+        """Raises AssertionError: its weights are in the state of the task, and never frozen."""
+        raise AssertionError("weights of a trained model are not frozen")
+
+
+def _bytes_of(vocabulary: int) -> Callable[[], Tokens]:
+    def opened() -> Tokens:
+        if vocabulary != BYTES_VOCABULARY:
+            raise UnsupportedJob(
+                "the tokens of this model are not bytes: name the folder of its tokeniser (tokenizer), or give "
+                "prompts as input_ids"
+            )
+        return ByteTokens()
+
+    return opened
 
 
 class GeneratingJob(NamedTuple):
@@ -74,15 +129,20 @@ class GeneratingJob(NamedTuple):
 
 
 def make_generating(
-    opened: ModelFiles, data: bytes, settings: GeneratingSettings, *, seed: bytes, max_price_per_tera_unit: int,
+    opened: AskedModel, data: bytes, settings: GeneratingSettings, *, seed: bytes, max_price_per_tera_unit: int,
     match_ms: int, tuned: Tuned | None = None,
 ) -> GeneratingJob:  # fmt: skip
-    """Return the job of a model's files and a file of JSON lines. With ``tuned`` the model has its adapters.
+    """Return the job of a model and a file of JSON lines. With ``tuned`` the model has its adapters.
+
+    A TrainedModel is asked with the weights of its task's state, which is in the place of adapters.
 
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
     shape, tokens = opened.shape, LazyTokens(opened)
-    if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
+    adapter = None if tuned is None else _adapter(tuned)
+    if isinstance(opened, TrainedModel):
+        tuned, adapter = opened.tuned, _whole(opened.tuned)
+    if (size := frozen_bytes(shape, None if adapter is None else Adapter(*adapter[2:]))) > MODEL_SENT_BYTES_MAX:
         raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.new_tokens > shape.context:
         raise UnsupportedJob(f"new_tokens is {settings.new_tokens}, and the model takes {shape.context} tokens")
@@ -94,30 +154,32 @@ def make_generating(
     batch, notes = _batch(settings.batch, rows)
     unnamed = GeneratePart(
         base_model(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length), batch,
-        Decoding.of(settings.new_tokens, ends, settings.sampling), None if tuned is None else _adapter(tuned),
+        Decoding.of(settings.new_tokens, ends, settings.sampling), adapter,
     )  # fmt: skip
     total = rows // batch * (length + settings.new_tokens - 1)
     plan = unnamed.plan(seed, total)
     plan.check()
 
-    model = opened.load()
-    contents = model.contents()
+    model_blob, base, told = b"", unnamed.model, tuple[str, ...]()
+    if not isinstance(opened, TrainedModel):
+        model = opened.load()
+        contents, told = model.contents(), model.notes
+        model_blob, root = join_tensors(weight_tensors(shape), contents), model_root(plan.shape, contents)
+        if tuned is not None and tuned.spec.model_root() != root:
+            raise UnsupportedJob("the adapters were trained on another model; name the model of their task")
+        base = base_model(shape, name_of(model_blob), root)
     data_contents = prompt_contents(plan.shape, [list(one.tokens) for one in prompts])
     prompts_blob = join_tensors(prompt_tensors(plan.shape), data_contents)
-    model_blob = join_tensors(weight_tensors(shape), contents)
-    root = model_root(plan.shape, contents)
-    if tuned is not None and tuned.spec.model_root() != root:
-        raise UnsupportedJob("the adapters were trained on another model; name the model of their task")
     part = unnamed._replace(
-        model=base_model(shape, name_of(model_blob), root),
+        model=base,
         dataset=PromptSet(name_of(prompts_blob), rows_root(plan.shape, data_contents), rows, length),
     )
     spec = JobSpec(
         KIND_GENERATE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
         schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    adapter = b"" if tuned is None else tuned.state.encode()
-    return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *model.notes), adapter)
+    state = b"" if tuned is None else tuned.state.encode()
+    return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *told), state)
 
 
 def _adapter(tuned: Tuned) -> TunedAdapter:
@@ -130,6 +192,12 @@ def _adapter(tuned: Tuned) -> TunedAdapter:
     return TunedAdapter(
         name_of(tuned.state.encode()), tuned.state.root(tuned.spec.plan()), *part.adapters, tuned.state.step
     )
+
+
+def _whole(trained: Tuned) -> TunedAdapter:
+    """Return the state that a task has left, in the place of adapters."""
+    state = trained.state
+    return TunedAdapter(name_of(state.encode()), state.root(trained.spec.plan()), 0, 0, (), state.step)
 
 
 def _batch(wanted: int, rows: int) -> tuple[int, tuple[str, ...]]:

@@ -28,7 +28,7 @@ from tasks.kinds.finetune import (
 )
 from tasks.kinds.plan import JobPlan
 from tasks.models.llama import Model
-from tasks.models.rows import TokenRows, examples_of, make_rows
+from tasks.models.rows import TokenRows, Tokens, examples_of, make_rows
 from tasks.models.tokens import Tokeniser
 from tasks.programs.finetune import PROJECTIONS, row_tensors
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
@@ -48,6 +48,7 @@ from tasks.spec import (
 __all__ = [
     "LazyTokens",
     "ModelFiles",
+    "TokenFiles",
     "TuningJob",
     "TuningSettings",
     "base_model",
@@ -111,14 +112,22 @@ class ModelFiles(Protocol):
         """Reads its tokeniser."""
 
 
+class TokenFiles(Protocol):
+    """What has a tokeniser."""
+
+    @property
+    def tokeniser(self) -> Callable[[], Tokens]:
+        """Reads its tokeniser."""
+
+
 class LazyTokens:
     """A model's tokeniser, opened by the first text: rows of numbers need none."""
 
-    def __init__(self, opened: ModelFiles) -> None:
+    def __init__(self, opened: TokenFiles) -> None:
         self._opened = opened
 
     @cached_property
-    def _made(self) -> Tokeniser:
+    def _made(self) -> Tokens:
         return self._opened.tokeniser()
 
     @property

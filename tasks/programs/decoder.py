@@ -20,7 +20,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import CLIPPED_MAX, ROW_TOKENS, TARGETS, FinetuneRates
 from tasks.programs.llama_backward import GRADIENT_LIMIT, TrainedLayers
 from tasks.programs.llama_layers import NOTHING
-from tasks.programs.llama_shape import BITS, PROJECTIONS, LlamaShape, projection
+from tasks.programs.llama_shape import BITS, LlamaShape, layer_parameters, other_parameters, parameters_of
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
@@ -35,10 +35,7 @@ __all__ = [
     "check_decoder_rates",
     "decays",
     "decoder_program",
-    "layer_parameters",
     "marked_program",
-    "other_parameters",
-    "parameters_of",
     "row_tensors",
     "state_tensors",
 ]
@@ -67,28 +64,6 @@ class DecoderShape:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
         if self.model.biased:
             raise ProgramInvalid("a model without biases is trained")
-
-
-def layer_parameters(model: LlamaShape) -> dict[str, TensorType]:
-    """Return name, within its layer, and type of a layer's weights."""
-    found = {name: TensorType(ElementType.BINARY32, 1, model.width) for name in ("attention_norm", "hidden_norm")}
-    for name in PROJECTIONS:
-        found[name] = TensorType(ElementType.BINARY32, *projection(model, name))
-    return found
-
-
-def other_parameters(model: LlamaShape) -> dict[str, TensorType]:
-    """Return name and type of the weights of no layer."""
-    matrix = TensorType(ElementType.BINARY32, model.vocabulary, model.width)
-    found = {"embedding": matrix, "norm": TensorType(ElementType.BINARY32, 1, model.width)}
-    return found if model.tied else {**found, "head": matrix}
-
-
-def parameters_of(model: LlamaShape) -> dict[str, TensorType]:
-    """Return name and type of every weight."""
-    kinds = layer_parameters(model)
-    layers = {f"layer/{layer}/{name}": kind for layer in range(model.layers) for name, kind in kinds.items()}
-    return {**layers, **other_parameters(model)}
 
 
 def decays(name: str) -> bool:

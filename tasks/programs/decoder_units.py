@@ -14,12 +14,11 @@ from tasks.programs.decoder import (
     check_decoder_rates,
     decays,
     decoder_program,
-    layer_parameters,
-    other_parameters,
 )
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_layers import NOTHING
+from tasks.programs.llama_shape import layer_parameters, other_parameters
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, order_units
@@ -58,18 +57,9 @@ class _Tally(LayersTally):
     """The parts of a step of one shape."""
 
     def __init__(self, shape: DecoderShape) -> None:
-        super().__init__(shape.model, batch=shape.batch, length=shape.length, seen=shape.length)
+        super().__init__(shape.model, batch=shape.batch, length=shape.length, seen=shape.length, is_trained=True)
         self.job = shape
         self.group_rows = shape.model.heads // shape.model.key_heads * shape.length
-
-    def weight(self, found: Tally, outputs: int, inputs: int) -> None:
-        """See LayersTally: loaded from the state and quantised."""
-        found.each(0, "load")
-        found.quantised(outputs, outputs * inputs)
-
-    def embedded(self, found: Tally) -> None:
-        """See LayersTally."""
-        found.each(self.rows * self.model.width, "gather", "load")
 
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
@@ -109,8 +99,6 @@ class _Tally(LayersTally):
         logits = rows * model.vocabulary
         found.column(job.batch, job.length)
         self.logits(found, rows)
-        if model.tied:
-            self.weight(found, model.vocabulary, model.width)
         found.each(logits, "one_hot", "subtract", "exp", "multiply", "divide", "bound", "subtract", "multiply")
         found.fold("row_maximum", rows, logits)
         found.row_sum(rows, logits)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from tasks.programs import finetune
+from tasks.programs import decoder, finetune
 from tasks.programs.builder import Builder, Quantised
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneShape
 from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
 from tasks.programs.llama_layers import TUNED_PAIR_BITS, Layers
-from tasks.programs.llama_shape import BITS, Adapter, LlamaShape, weight_tensors
+from tasks.programs.llama_shape import BITS, Adapter, LlamaShape, frozen_tensors
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
@@ -93,7 +93,9 @@ class GenerateShape:
         if self.sampling is not None:
             self.sampling.check()
         if self.adapter is not None:
-            tuned_shape(self.model, self.adapter)
+            self.adapter.check(self.model)
+            if not self.adapter.is_whole:
+                tuned_shape(self.model, self.adapter)
             if not 0 <= self.adapter.step <= STEPS_MAX:
                 raise ProgramInvalid(f"adapters that were trained with {self.adapter.step} steps")
 
@@ -129,6 +131,13 @@ def tuned_shape(model: LlamaShape, adapter: Adapter) -> FinetuneShape:
     """Return a shape of fine-tuning whose states have these adapters. Raises ProgramInvalid."""
     rank, alpha, targets, _ = adapter
     return FinetuneShape(model, rank, alpha, targets, batch=1, length=1, slots=1, rows=1, train_rows=1)
+
+
+def adapter_state(model: LlamaShape, adapter: Adapter) -> dict[str, TensorType]:
+    """Return name and type of every tensor of the state that an adapter, or a whole model, is in."""
+    if adapter.is_whole:
+        return decoder.state_tensors(model)
+    return finetune.state_tensors(tuned_shape(model, adapter))
 
 
 def _ranges(shape: GenerateShape) -> dict[str, tuple[int, int]]:
@@ -181,11 +190,12 @@ class Part(IntEnum):
 
 def marked_program(shape: GenerateShape) -> Marked:
     """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
-    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
+    frozen = frozen_tensors(shape.model, shape.adapter)
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in frozen.items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in prompt_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
     if shape.adapter is not None:
-        kinds = finetune.state_tensors(tuned_shape(shape.model, shape.adapter))
+        kinds = adapter_state(shape.model, shape.adapter)
         sources += [Source(SourceKind.ADAPTER, name, kind) for name, kind in kinds.items()]
     step = _Step(shape, Builder(sources))
     return Marked(step.program(), step.marks)

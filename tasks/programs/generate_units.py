@@ -22,8 +22,9 @@ def generate_cost(shape: GenerateShape) -> Cost:
     model = shape.model
     rank, targets = (0, ()) if shape.adapter is None else (shape.adapter.rank, shape.adapter.targets)
     layers = LayersTally(
-        model, batch=shape.batch, length=1, seen=shape.places, rank=rank, targets=targets, keeps=True
-    )
+        model, batch=shape.batch, length=1, seen=shape.places, rank=rank, targets=targets, keeps=True,
+        is_trained=shape.adapter is not None and shape.adapter.is_whole,
+    )  # fmt: skip
     return _once(shape, layers).plus(layers.forward().times(model.layers)).cost
 
 
@@ -32,7 +33,7 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     model, batch, found = shape.model, shape.batch, Tally()
     made, table = batch * shape.places, shape.rows * shape.places
     constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
-    if shape.adapter is not None:
+    if shape.adapter is not None and not shape.adapter.is_whole:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
     if shape.sampling is None:
         found.fold("find", batch, batch * model.vocabulary)

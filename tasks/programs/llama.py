@@ -21,6 +21,7 @@ from tasks.programs.llama_shape import (
     LlamaShape,
     adapter_tensors,
     exponents_of,
+    frozen_tensors,
     weight_tensors,
 )
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
@@ -91,7 +92,7 @@ def llama_forward(shape: LlamaShape, run: Pass) -> Computation:
     last = capacity or length
     if batch < 1 or length < 1 or last < length or last > shape.context:
         raise ProgramInvalid(f"{batch} sequences of {length} tokens, capacity {capacity}")
-    sources = [Source(SourceKind.DATA, name, kind) for name, kind in weight_tensors(shape).items()]
+    sources = [Source(SourceKind.DATA, name, kind) for name, kind in frozen_tensors(shape, adapter).items()]
     columns = {TOKENS: batch * length} | ({PICKED: batch} if picked else {}) | ({FIRST: batch} if capacity else {})
     for name, rows in columns.items():
         sources.append(Source(SourceKind.DATA, name, TensorType(ElementType.INT64, rows, 1)))

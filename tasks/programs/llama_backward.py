@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tasks.programs.builder import Builder, Quantised
-from tasks.programs.llama_layers import TUNED_BITS, TUNED_PAIR_BITS, Attended, Gated, Layer, Layers, Normed
+from tasks.programs.builder import Builder
+from tasks.programs.llama_layers import Attended, Gated, Layer, Layers, Normed
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.program import SourceKind
 
@@ -21,17 +21,16 @@ _GRADIENT_BOUND: Final = 100
 
 
 class TrainedLayers(Layers):
-    """Builds the calls of a way forward and back; ``gradients`` has those of all weights that it passed."""
+    """Builds the calls of a way forward and back; ``gradients`` has those of all weights that it passed.
 
-    bits = TUNED_BITS
-    """Width of activations and gradients, where these meet weights or each other's columns."""
-    pair_bits = TUNED_PAIR_BITS
-    """Width of weights, of heads, and of the inputs of a weight's gradient."""
+    Activations and gradients have ``bits`` where they meet weights or each other's columns. Weights, heads and the
+    inputs of a weight's gradient have ``pair_bits``.
+    """
 
     def __init__(self, shape: LlamaShape, build: Builder, *, batch: int, length: int) -> None:
         super().__init__(
             shape, build, batch=batch, length=length, first=build.call("number", attributes=(0,)),
-            kind=SourceKind.STATE,
+            kind=SourceKind.STATE, trained=SourceKind.STATE,
         )  # fmt: skip
         self.gradients: dict[str, int] = {}
         self._taken: dict[str, int] = {}
@@ -41,19 +40,6 @@ class TrainedLayers(Layers):
     def state(self, name: str) -> int:
         """Return a tensor of the state before the step."""
         return self.build.call("load", self.source(name))
-
-    def vector(self, name: str) -> int:
-        """See Layers."""
-        return self.state(f"parameter/{name}")
-
-    def weight(self, name: str) -> Quantised:
-        """See Layers."""
-        return self.build.quantised(self.state(f"parameter/{name}"), self.pair_bits)
-
-    def embedded(self, tokens: int) -> int:
-        """See Layers."""
-        build = self.build
-        return build.call("load", build.call("gather", self.source("parameter/embedding"), tokens))
 
     def linear(self, values: int, name: str) -> int:
         """See Layers. The input is kept for the weight's gradient."""

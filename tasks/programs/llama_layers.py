@@ -1,7 +1,8 @@
 """The layers of decoders of the Llama family: the calls of the way forward, and tensors that the way back needs.
 
-Weights are frozen: integers of 15 bits with an exponent a row. The stream between layers is rounded to binary32
-after each half of a layer, so the bounds of a layer do not depend on how many came before.
+Weights are frozen, as integers of 15 bits with an exponent a row, or trained ones in binary32, which a step
+quantises to 20 bits. The stream between layers is rounded to binary32 after each half of a layer, so the bounds of
+a layer do not depend on how many came before.
 """
 
 from __future__ import annotations
@@ -93,12 +94,18 @@ class Layers:
 
     def __init__(
         self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind,
-        adapter: Adapter | None = None,
+        adapter: Adapter | None = None, trained: SourceKind | None = None,
     ) -> None:  # fmt: skip
-        """``first`` is the tensor of first positions. With an ``adapter`` widths are those of training."""
-        self._adapter = adapter
-        if adapter is not None:
+        """``first`` is the tensor of first positions. With an ``adapter`` widths are those of training.
+
+        ``trained`` is the kind of sources with weights in binary32, of a model that is trained from scratch.
+        """
+        if adapter is not None and adapter.is_whole:
+            adapter, trained = None, SourceKind.ADAPTER
+        self._adapter, self._trained = adapter, trained
+        if adapter is not None or trained is not None:
             self.bits, self.pair_bits = TUNED_BITS, TUNED_PAIR_BITS
+        if adapter is not None:
             self._scale = build.constant(adapter.alpha / adapter.rank)
         self.shape, self.build, self.batch, self.length = shape, build, batch, length
         self.first, self._kind = first, kind
@@ -116,7 +123,10 @@ class Layers:
 
     def embedded(self, tokens: int) -> int:
         """Return the rows of a column of tokens."""
-        build, embedding = self.build, self.weight("embedding")
+        build = self.build
+        if self._trained is not None:
+            return build.call("load", build.call("gather", self._parameter("embedding"), tokens))
+        embedding = self.weight("embedding")
         return build.call(
             "scale_rows",
             build.call("gather", embedding.integers, tokens),
@@ -154,14 +164,20 @@ class Layers:
         return self.build.call("load_integers", self.source(name), attributes=(low, high))
 
     def weight(self, name: str) -> Quantised:
-        """Return a frozen weight."""
+        """Return a weight."""
+        if self._trained is not None:
+            return self.build.quantised(self.vector(name), self.pair_bits)
         limit = WIDTHS[BITS].limit
         exponents = self.integers(exponents_of(name), EXPONENT_MIN, WEIGHT_EXPONENT_MAX)
         return Quantised(self.integers(name, -limit, limit), exponents, BITS)
 
     def vector(self, name: str) -> int:
-        """Return a frozen vector."""
-        return self.build.call("load", self.source(name))
+        """Return a vector, or a trained matrix, as fractions."""
+        found = self.source(name) if self._trained is None else self._parameter(name)
+        return self.build.call("load", found)
+
+    def _parameter(self, name: str) -> int:
+        return self.source(f"parameter/{name}", self._trained)
 
     def linear(self, values: int, name: str) -> int:
         """Return the products of rows with those of a weight, and of its adapter if it has one."""

@@ -21,6 +21,11 @@ __all__ = [
     "LlamaShape",
     "adapter_tensors",
     "exponents_of",
+    "frozen_bytes",
+    "frozen_tensors",
+    "layer_parameters",
+    "other_parameters",
+    "parameters_of",
     "projection",
     "weight_tensors",
 ]
@@ -82,6 +87,16 @@ class Adapter(NamedTuple):
     targets: tuple[str, ...]
     step: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state has all weights of a model that was trained from scratch (R89)."""
+        return not self.rank
+
+    def check(self, shape: LlamaShape) -> None:
+        """Raises ProgramInvalid for a state of a whole model that no training leaves."""
+        if self.is_whole and (self.alpha or self.targets or shape.biased):
+            raise ProgramInvalid("a trained model has no alpha, no targets and no biases")
+
 
 def exponents_of(name: str) -> str:
     """Return the name of the tensor with the exponents of a weight's rows."""
@@ -127,8 +142,45 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
     return found
 
 
+def layer_parameters(model: LlamaShape) -> dict[str, TensorType]:
+    """Return name, within its layer, and type of a layer's weights in binary32, of a model that is trained."""
+    found = {name: TensorType(ElementType.BINARY32, 1, model.width) for name in ("attention_norm", "hidden_norm")}
+    for name in PROJECTIONS:
+        found[name] = TensorType(ElementType.BINARY32, *projection(model, name))
+    return found
+
+
+def other_parameters(model: LlamaShape) -> dict[str, TensorType]:
+    """Return name and type of the weights of no layer, of a model that is trained."""
+    matrix = TensorType(ElementType.BINARY32, model.vocabulary, model.width)
+    found = {"embedding": matrix, "norm": TensorType(ElementType.BINARY32, 1, model.width)}
+    return found if model.tied else {**found, "head": matrix}
+
+
+def parameters_of(model: LlamaShape) -> dict[str, TensorType]:
+    """Return name and type of every weight of a model that is trained."""
+    kinds = layer_parameters(model)
+    layers = {f"layer/{layer}/{name}": kind for layer in range(model.layers) for name, kind in kinds.items()}
+    return {**layers, **other_parameters(model)}
+
+
+def frozen_tensors(shape: LlamaShape, adapter: Adapter | None) -> dict[str, TensorType]:
+    """Return the frozen tensors of a model with an adapter: none if that is the whole model."""
+    return {} if adapter is not None and adapter.is_whole else weight_tensors(shape)
+
+
+def frozen_bytes(shape: LlamaShape, adapter: Adapter | None) -> int:
+    """Return the bytes of ``frozen_tensors``."""
+    return 0 if adapter is not None and adapter.is_whole else model_bytes(shape)
+
+
 def adapter_tensors(shape: LlamaShape, adapter: Adapter) -> dict[str, TensorType]:
-    """Return name and type of every matrix: of each target A, rank by inputs, and B, outputs by rank."""
+    """Return name and type of every matrix: of each target A, rank by inputs, and B, outputs by rank.
+
+    Of a whole model they are all its weights.
+    """
+    if adapter.is_whole:
+        return {f"parameter/{name}": kind for name, kind in parameters_of(shape).items()}
     found: dict[str, TensorType] = {}
     for layer in range(shape.layers):
         for target in adapter.targets:

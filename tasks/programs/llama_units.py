@@ -15,13 +15,14 @@ class LayersTally:
     """What passes over ``batch`` sequences of ``length`` tokens cost, each of which sees ``seen`` places.
 
     The weights of ``targets`` have adapters of ``rank``. With ``keeps`` keys and values of all places stand in the
-    state.
+    state. With ``is_trained`` weights are fractions of a state.
     """
 
     def __init__(
         self, model: LlamaShape, *, batch: int, length: int, seen: int, rank: int = 0,
-        targets: tuple[str, ...] = (), keeps: bool = False,
+        targets: tuple[str, ...] = (), keeps: bool = False, is_trained: bool = False,
     ) -> None:  # fmt: skip
+        self.is_trained = is_trained
         self.model, self.rank, self.targets = model, rank, targets
         self.seen, self.keeps = seen, keeps
         self.rows = batch * length
@@ -32,12 +33,19 @@ class LayersTally:
         self.sizes = {name: projection(model, name) for name in PROJECTIONS}
 
     def weight(self, found: Tally, outputs: int, inputs: int) -> None:
-        """Count a weight's integers and exponents; here those of a frozen one."""
-        found.weight(outputs, inputs)
+        """Count a weight's integers and exponents: of a trained one they are made of fractions."""
+        if self.is_trained:
+            found.each(0, "load")
+            found.quantised(outputs, outputs * inputs)
+        else:
+            found.weight(outputs, inputs)
 
     def embedded(self, found: Tally) -> None:
         """Count the rows of tokens."""
         model, rows = self.model, self.rows
+        if self.is_trained:
+            found.each(rows * model.width, "gather", "load")
+            return
         self.weight(found, model.vocabulary, model.width)
         found.each(rows * model.width, "gather", "scale_rows")
         found.each(rows, "gather")
@@ -54,7 +62,7 @@ class LayersTally:
         model = self.model
         found.normed(rows, model.width)
         found.quantised(rows, rows * model.width)
-        if not model.tied:
+        if self.is_trained or not model.tied:
             self.weight(found, model.vocabulary, model.width)
         found.product(rows, model.width, model.vocabulary)
 

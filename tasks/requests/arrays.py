@@ -35,7 +35,7 @@ NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{NAME_LENGTH_MAX - 1}}}"
 BY_STEP: Final = "job:"
 """A value ``job:NAME`` stands for what the step of that name makes."""
 BY_TASK: Final = "task:"
-_REFERENCES: Final = ("adapter",)
+_REFERENCES: Final = ("adapter", "model")
 """Fields that may name a step."""
 _UNVARIED: Final = ("kind", "adapter")
 _NO_TASK: Final = BY_TASK + "0x" + "00" * 32

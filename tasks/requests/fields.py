@@ -13,6 +13,7 @@ from tasks.requests.errors import RequestInvalid
 __all__ = ["JobFields", "Place"]
 
 _INTEGER_MAX: Final = 1 << 31
+_BY_TASK: Final = "task:"
 Place = tuple[str | int, ...]
 """Names of fields and numbers of items, from the outermost to the innermost one."""
 
@@ -90,6 +91,8 @@ class JobFields:
 
     def path(self, name: str) -> str:
         """Return a path; a relative one starts at the folder of the file."""
+        if self.text(name).startswith(_BY_TASK):
+            raise self.wrong(name, f"{name}: a file expected; the result of a task cannot be one here")
         return posixpath.join(posixpath.dirname(self._file), self.text(name))
 
     def whole(self, name: str, otherwise: int, least: int = 1) -> int:

@@ -12,10 +12,12 @@ from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import DIMENSION_MAX
 from tasks.requests.fields import JobFields
+from tasks.requests.training import BYTES
 
 __all__ = ["GeneratingRequest", "adapter_of", "generating_of"]
 
 _TASK: Final = re.compile("task:(0x)?(?P<task>[0-9a-f]{64})")
+_BY_TASK: Final = "task:"
 _NONE: Final = "none"
 _SAMPLING: Final = ("temperature", "top_p", "top_k")
 _FIELDS: Final = (
@@ -27,6 +29,7 @@ _FIELDS: Final = (
     "segment_steps",
     "ends",
     "adapter",
+    "tokenizer",
     *_SAMPLING,
 )
 
@@ -34,7 +37,8 @@ _FIELDS: Final = (
 class GeneratingRequest(NamedTuple):
     """Where the model and the prompts lie, and what is to be done with them; ``file`` names the request.
 
-    ``adapter`` is the task that tuned the model, if one did.
+    ``adapter`` is the task that tuned the model, if one did. Where ``model`` is empty, it is the task that has
+    trained the model from scratch; ``tokenizer`` is then the folder of its tokeniser, empty for bytes.
     """
 
     file: str
@@ -42,6 +46,7 @@ class GeneratingRequest(NamedTuple):
     data: str
     settings: GeneratingSettings
     adapter: bytes | None = None
+    tokenizer: str = ""
 
     @property
     def kind(self) -> str:
@@ -60,17 +65,36 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
         sampling=_sampling(fields),
     )
-    model, data = fields.path("model"), fields.path("data")
-    return GeneratingRequest(fields.file, model, data, settings, adapter_of(fields))
+    data = fields.path("data")
+    if fields.text("model").startswith(_BY_TASK):
+        return GeneratingRequest(fields.file, "", data, settings, _trained(fields), _tokenizer(fields))
+    if fields.has("tokenizer"):
+        raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
+    return GeneratingRequest(fields.file, fields.path("model"), data, settings, adapter_of(fields))
 
 
 def adapter_of(fields: JobFields) -> bytes | None:
     """Return the ID of the task that tuned the model, None without one. Raises RequestInvalid."""
-    if (text := fields.text("adapter", _NONE)) == _NONE:
+    if fields.text("adapter", _NONE) == _NONE:
         return None
-    found = _TASK.fullmatch(text)
+    return _task_of(fields, "adapter", "that fine-tuned this model")
+
+
+def _trained(fields: JobFields) -> bytes:
+    """Return the ID of the task that trained the model from scratch. Raises RequestInvalid."""
+    if fields.has("adapter"):
+        raise fields.wrong("adapter", "adapter: a model that a task has trained is asked without adapters")
+    return _task_of(fields, "model", "that trained a language model")
+
+
+def _tokenizer(fields: JobFields) -> str:
+    return fields.path("tokenizer") if fields.text("tokenizer", BYTES) != BYTES else ""
+
+
+def _task_of(fields: JobFields, name: str, what: str) -> bytes:
+    found = _TASK.fullmatch(fields.text(name))
     if found is None:
-        raise fields.wrong("adapter", "adapter: task: and the ID of a task that fine-tuned this model expected")
+        raise fields.wrong(name, f"{name}: task: and the ID of a task {what} expected")
     return bytes.fromhex(found["task"])
 
 

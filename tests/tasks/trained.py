@@ -1,15 +1,20 @@
-"""A job of the kind ``train`` on a tiny decoder, with the rows that its worker fetches."""
+"""A job of the kind ``train`` on a tiny decoder with its rows, and a job that asks the model that it leaves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
+from tasks.engines.arrays import NumpyArrays
 from tasks.engines.decoder_plan import DecoderPlan
-from tasks.engines.decoder_training import first_state
+from tasks.engines.decoder_training import DecoderTrainer, first_state
+from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import rows_root
+from tasks.engines.state import TrainingState
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
 from tasks.kinds.finetune import RateSchedule
+from tasks.models.generating import GeneratingJob, GeneratingSettings, TrainedModel, make_generating
 from tasks.programs.adamw import Rates
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_shape import LlamaShape
@@ -48,3 +53,32 @@ def trained(
         WORTH // 1000, Requirements(0, 0, 0), 60_000,
     )  # fmt: skip
     return decode_spec(encode_spec(spec)), plan, made
+
+
+class LeftBehind(NamedTuple):
+    """What a task has left: its job, and its last state."""
+
+    spec: JobSpec
+    state: TrainingState
+
+
+def left_behind(layers: int = 1, shape: LlamaShape | None = None) -> LeftBehind:
+    """Return the job of a tiny model, and the state after all of its steps."""
+    spec, plan, made = trained(layers, shape)
+    run = DecoderTrainer(plan, made.data, NumpyArrays(), first_state(plan))
+    run.run_steps(STEPS)
+    return LeftBehind(spec, run.state())
+
+
+@cache
+def asked_whole(layers: int = 1) -> tuple[GeneratingJob, GeneratingPlan, LeftBehind]:
+    """Return a job that asks the model of a task, its plan, and what the task has left."""
+    left = left_behind(layers)
+    prompts = b'{"input_ids": [1, 2, 3]}\n{"input_ids": [4]}\n{"input_ids": [5, 6]}\n{"input_ids": [7, 8, 9]}\n'
+    job = make_generating(
+        TrainedModel.of(left, None), prompts, GeneratingSettings(new_tokens=4, batch=2), seed=bytes(range(32)),
+        max_price_per_tera_unit=WORTH // 1000, match_ms=60_000,
+    )  # fmt: skip
+    plan = job.spec.plan()
+    assert isinstance(plan, GeneratingPlan)
+    return job, plan, left

@@ -1,4 +1,4 @@
-"""The adapters that a job file names: the result of a task of fine-tuning."""
+"""The adapters or the model that a job file names: the result of a task that trains."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["tuned_of"]
 
 
 def tuned_of(client: Client, request: Request, control: Path | None) -> TaskResult | None:
-    """Fetch the result of the task that a request names as its adapters; None if it names none.
+    """Fetch the result of the task that a request names as its adapters or its model; None if it names none.
 
-    Raises RequestInvalid for a private task: machines that continue prompts would publish its adapters.
+    Raises RequestInvalid for a private task: machines that continue prompts would publish what it has trained.
     """
     task = getattr(request, "adapter", None)
     if task is None:
@@ -28,6 +28,8 @@ def tuned_of(client: Client, request: Request, control: Path | None) -> TaskResu
     terms = client.custody_terms(task)
     if terms is not None and not terms.is_public:
         text = "the task is private, and adapters are public inputs of a job: merge them into the model"
-        raise RequestInvalid(text, file=request.file, field="adapter")
-    say("Fetching the adapters ...")
+        if not request.model:
+            text = "the task is private, and a model is a public input of a job: export it, and name its folder"
+        raise RequestInvalid(text, file=request.file, field="adapter" if request.model else "model")
+    say("Fetching the adapters ..." if request.model else "Fetching the model ...")
     return client.result(task, control=control, progress=show_progress("Fetching"), folder=download_folder())

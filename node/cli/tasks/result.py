@@ -102,7 +102,7 @@ def result(
             _check_folder(out, base, spec, yes=yes)
         if is_lines and not is_generated:
             raise click.BadParameter(f"{out}: a task of kind {spec.kind} has no completions", param_hint="--out")
-        decode = None if model is None else _decoder(model, spec)
+        decode = _bytes_decoder(spec) if model is None else _decoder(model, spec)
         say("Fetching the state ...")
         terms = client.custody_terms(task_id)
         key = None if terms is None or terms.is_public else session.key()
@@ -180,6 +180,16 @@ def _completions(
     if len(done) < part.dataset.rows:
         say(f"{len(done)} of {part.dataset.rows} prompts are done after this window, and written.")
     return completion_lines(done, part.decoding.ends, decode, stops)
+
+
+def _bytes_decoder(spec: JobSpec) -> Callable[[Sequence[int]], str] | None:
+    """Return what makes texts of tokens that are bytes, of a model that a task has trained; None for another."""
+    from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
+
+    part = spec.part
+    if not isinstance(part, GeneratePart) or part.adapter is None or part.adapter.rank:
+        return None
+    return ByteTokens().decode if part.model.vocabulary == BYTES_VOCABULARY else None
 
 
 def _decoder(path: Path, spec: JobSpec) -> Callable[[Sequence[int]], str]:

@@ -59,14 +59,17 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
     rows, decoding = part.dataset, part.decoding
     ends = ", ".join(map(str, decoding.ends)) or "none"
     adapter = part.adapter
-    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, after {counted(adapter.step, 'step')}"}
+    after = "" if adapter is None else f"after {counted(adapter.step, 'step')}"
+    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, {after}"}
+    if adapter is not None and not adapter.rank:
+        tuned = {"model": f"of the task that trained it, {after}"}
     return {
         **tuned,
         "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
         f"{part.batch} at a time",
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
         "tokens": decoding_told(**decoding._asdict()),
-        "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model)} bytes of the model",
+        "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model) or len(job.adapter)} bytes of the model",
     }
 
 

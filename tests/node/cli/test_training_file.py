@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
 from tasks.models.training import PRESETS
 from tasks.requests.errors import RequestInvalid
-from tasks.requests.reading import kind_of
+from tasks.requests.reading import kind_of, read_file
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import write_folder
-from tests.tasks.tuned import TINY
+from tests.tasks.trained import TINY as TRAINED
+from tests.tasks.trained import left_behind
+from tests.tasks.tuned import TINY, tuned
 
 FILE = """
 kind: train
@@ -111,3 +114,60 @@ def test_a_fault_of_the_text_has_its_line(folder: Path) -> None:
     with pytest.raises(RequestInvalid) as caught:
         made(folder)
     assert (caught.value.line, caught.value.code) == (2, "rows_invalid")
+
+
+ASK = """
+kind: generate
+model: task:0x{task}
+data: prompts.jsonl
+new_tokens: 2
+"""
+
+
+def test_a_job_asks_the_model_of_a_task(folder: Path) -> None:
+    left = left_behind(shape=replace(TRAINED, vocabulary=257))
+    (folder / "ask.yaml").write_text(ASK.format(task="ab" * 32))
+    (folder / "prompts.jsonl").write_text('{"prompt": "abc"}\n')
+    request = read_job(folder / "ask.yaml").request
+    assert (request.model, getattr(request, "adapter", None)) == ("", b"\xab" * 32)
+    terms: dict[str, Any] = {"seed": b"s" * 32, "max_price_per_tera_unit": 1}
+    job: Any = make_job(request, tuned=left, **terms)
+    assert decode_spec(encode_spec(job.spec)) == job.spec
+    assert blobs_of(job) == (left.state.encode(), job.rows)
+    assert told_job(job)["model"] == "of the task that trained it, after 6 steps"
+    with pytest.raises(RequestInvalid, match="the result of its task is needed"):
+        make_job(request, **terms)
+    with pytest.raises(RequestInvalid, match="kind finetune has no model"):
+        make_job(request, tuned=left._replace(spec=tuned()[0]), **terms)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ("task:0xabab", "task:0xzzab", "line 3: model: task: and the ID of a task that trained"),
+        ("new_tokens: 2", "adapter: task:0x" + "cd" * 32, "line 5: adapter: a model that a task has trained"),
+    ],
+)
+def test_what_is_wrong_about_the_model_of_a_task_is_named(folder: Path, was: str, now: str, why: str) -> None:
+    (folder / "prompts.jsonl").write_text('{"prompt": "abc"}\n')
+    (folder / "ask.yaml").write_text(ASK.format(task="ab" * 32).replace(was, now, 1))
+    with pytest.raises(RequestInvalid, match=why):
+        read_job(folder / "ask.yaml")
+
+
+def test_steps_train_a_model_and_ask_it(folder: Path) -> None:
+    text = "jobs:\n  learn:\n" + "".join(f"    {line}\n" for line in FILE.strip().splitlines())
+    text += "  ask:\n    kind: generate\n    model: job:learn\n    data: prompts.jsonl\n"
+    found = read_file(text, str(folder / "steps.yaml"))
+    assert [(step.name, step.after) for step in found.steps] == [("learn", ()), ("ask", ("learn",))]
+    asked = found.request_of(found.steps[1].members[0], {"learn": "task:0x" + "ab" * 32})
+    assert (asked.model, getattr(asked, "adapter", None)) == ("", b"\xab" * 32)
+    with pytest.raises(RequestInvalid, match="no job 'learned' before this one"):
+        read_file(text.replace("job:learn", "job:learned"), "steps.yaml")
+
+
+def test_fine_tuning_starts_from_no_task(folder: Path) -> None:
+    """Its base is a frozen model, which a task does not leave: export the folder, and name that."""
+    text = "kind: finetune\nmodel: task:0x" + "ab" * 32 + "\ndata: rows.jsonl\n"
+    with pytest.raises(RequestInvalid, match="line 2: model: a file expected"):
+        read_file(text, str(folder / "tune.yaml"))

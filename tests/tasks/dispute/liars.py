@@ -18,7 +18,7 @@ from tasks.dispute.running import SegmentRun
 from tasks.programs.arrays import Arrays
 from tasks.programs.errors import ElementUndefined
 from tasks.programs.operators import Context
-from tasks.programs.program import Program
+from tasks.programs.program import Program, SourceKind
 from tasks.programs.running import content_of, load_tensor
 from tasks.programs.tensors import ElementType, pack_values
 
@@ -195,7 +195,7 @@ def false_records(honest: SegmentRun, place: int, random: Random) -> SegmentWitn
 def question_of(job: Job, honest: SegmentRun, end: StepRecord) -> Question:
     """Return the dispute about a segment of a job that is claimed to end so."""
     trace = honest.trace(0)
-    data, model = trace.data_tree.root, trace.model_tree.root if job.model else b""
+    data, model = trace.data_tree.root, trace.model_tree.root if job.program.count(SourceKind.MODEL) else b""
     return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end, model)
 
 

@@ -26,9 +26,9 @@ from tasks.models.trained import (
     trained_receipt,
 )
 from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape, parameters_of
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.finetune import FinetuneRates
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LlamaShape, parameters_of
 
 MODEL = LlamaShape(BYTES_VOCABULARY, 24, 2, 6, 2, 8, 40, 64, 10_000, 10_000)
 

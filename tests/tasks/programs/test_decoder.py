@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape, decoder_program, parameters_of, state_tensors
+from tasks.programs.decoder import DecoderShape, decoder_program, state_tensors
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import ROW_TOKENS, TARGETS, FinetuneRates
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LlamaShape, parameters_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import Program
 from tests.tasks.programs.engines import NAMES, engine

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape, decoder_program, parameters_of
+from tasks.programs.decoder import DecoderShape, decoder_program
 from tasks.programs.decoder_units import check_decoder, decoder_cost
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import CLIPPED_MAX, FinetuneRates
 from tasks.programs.layered import LAYERS, layered_program
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LlamaShape, parameters_of
 from tasks.programs.operators.scalars import NANO
 from tests.tasks.programs.test_finetune_units import RATE_CHANGES, SMOL, models
 from tests.tasks.programs.test_layered import check_equal

@@ -14,13 +14,12 @@ from tasks.programs.decoder import (
     DecoderShape,
     decoder_program,
     marked_program,
-    parameters_of,
     row_tensors,
     state_tensors,
 )
 from tasks.programs.finetune import ROW_TOKENS, TARGETS, FinetuneRates
 from tasks.programs.layered import LAYERS, Pattern
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LlamaShape, parameters_of
 from tasks.programs.operators import Context
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import SourceKind
