@@ -147,6 +147,8 @@ class Purpose(IntEnum):
     """All of the bond of a worker that serves a window to nobody."""
     STANDBY = 33
     """What a machine earned that stood by in a spare seat of a group; its hold where it was called."""
+    METERED = 34
+    """Pay for the seconds of a container."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

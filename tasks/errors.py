@@ -14,6 +14,9 @@ __all__ = [
     "DisputeUnknown",
     "GroupUnknown",
     "GroupsOff",
+    "KindMismatch",
+    "MeterAhead",
+    "MeterMismatch",
     "MoveTooSoon",
     "NodeKnown",
     "NodeUnknown",
@@ -43,6 +46,28 @@ class GroupUnknown(ProtocolError):
     """No group has this id."""
 
     code = "group_unknown"
+
+
+class KindMismatch(ProtocolError):
+    """The transaction is for tasks of another kind: seconds are metered, or windows are proven."""
+
+    code = "kind_mismatch"
+
+
+class MeterAhead(ProtocolError):
+    """The meter counts more seconds than the chain's time since the start allows."""
+
+    code = "meter_ahead"
+
+    def __init__(self, *, allowed: int, got: int) -> None:
+        super().__init__(f"{got} seconds are metered, {allowed} have passed")
+        self.allowed, self.got = allowed, got
+
+
+class MeterMismatch(ProtocolError):
+    """The meter does not go on from where it stands, or its end does not fit the task."""
+
+    code = "meter_mismatch"
 
 
 class GroupsOff(ProtocolError):

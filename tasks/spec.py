@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
-from state.primitives.hashing import digest
+from state.primitives.hashing import HASH_BYTES, digest
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
 from tasks.kinds.classifier import (
@@ -25,6 +25,21 @@ from tasks.kinds.classifier import (
     Dataset,
     Model,
     Optimiser,
+)
+from tasks.kinds.container import (
+    CONTAINER_FIELDS,
+    CONTAINER_NAMES,
+    KIND_CONTAINER,
+    LEVEL_METERED,
+    MEMORY_MIB_MIN,
+    PROFILE_METERED_1,
+    SECOND_UNITS_MAX,
+    SECONDS_MAX,
+    TICK_S_MAX,
+    TICK_S_MIN,
+    ContainerPart,
+    ContainerPlan,
+    check_container,
 )
 from tasks.kinds.decoder import DECODER_FIELDS, DECODER_NAMES, DecoderPart, TextRows
 from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, Found, KindFields, fields_by_name, read_fields
@@ -42,16 +57,21 @@ from tasks.programs.program import Program, SourceKind
 
 __all__ = [
     "GPUS_MAX",
+    "KIND_CONTAINER",
     "KIND_FINETUNE",
     "KIND_GENERATE",
     "KIND_TRAIN",
     "LEVEL_EXACT",
+    "LEVEL_METERED",
     "MODEL_MLP",
     "OPTIMISER_ADAMW",
     "PROFILE_EXACT_2",
+    "PROFILE_METERED_1",
+    "RATE_BAND_BPS",
     "SEGMENTS_MAX",
     "SPEC_LIMIT_BYTES",
     "ClassifierPart",
+    "ContainerPart",
     "Dataset",
     "DecoderPart",
     "FinetunePart",
@@ -65,6 +85,8 @@ __all__ = [
     "classifier_job",
     "classifier_of",
     "classifier_plan",
+    "container_job",
+    "container_of",
     "decode_spec",
     "encode_spec",
     "read_checked_spec",
@@ -85,6 +107,8 @@ WINDOW_STATES_BYTES_MAX: Final = 2 << 30
 SEGMENT_MS_MAX: Final = 120_000
 """A segment costs a verifier at most so long by ``JobSpec.step_ms``: it can be sealed in time, and no draw keeps a
 machine for long."""
+RATE_BAND_BPS: Final = 15_000
+"""Rate of the fastest machine that is matched with a container, as a part of the least one."""
 STEP_UNITS_PER_MS: Final = 1 << 22
 """Work units (about a multiplication and addition each) that one slow processor core does in a millisecond: less
 than half of what was measured, on a busy machine too, for models that do not fit its caches (0032)."""
@@ -97,7 +121,8 @@ MATCH_MS_MAX: Final = 24 * 3_600_000
 MEMORY_MIB_MAX: Final = 1 << 32
 
 LEVEL_EXACT: Final = 3
-"""Assurance V3: sampled segments are re-run and must agree to the bit. V0 to V2 are refused until they exist."""
+"""Assurance V3: sampled segments are re-run and must agree to the bit. Containers have level 0; others are
+refused until they exist."""
 PROFILE_EXACT_2: Final = "exact/2"
 """A step is a program of operators (market.md 4.6)."""
 
@@ -121,7 +146,7 @@ class Requirements(NamedTuple):
     rate_min: int
 
 
-Part = ClassifierPart | DecoderPart | FinetunePart | GeneratePart
+Part = ClassifierPart | ContainerPart | DecoderPart | FinetunePart | GeneratePart
 
 
 class JobSpec(NamedTuple):
@@ -158,8 +183,32 @@ class JobSpec(NamedTuple):
         """Return the blobs that the job starts from; the first is its data set."""
         return self.part.inputs()
 
+    @property
+    def is_metered(self) -> bool:
+        """Whether seconds are paid and nothing is proven: a container (R93)."""
+        return self.level == LEVEL_METERED
+
+    @property
+    def host_cores(self) -> int:
+        """Cores that a container needs; 0 for a job that is no container."""
+        return self.part.cores if isinstance(self.part, ContainerPart) else 0
+
+    @property
+    def rate_max(self) -> int:
+        """The highest rate of a machine that is matched: a faster one would be paid for a slower one."""
+        if isinstance(self.part, ContainerPart):
+            return self.requirements.rate_min * RATE_BAND_BPS // 10_000
+        return RATE_MAX
+
+    @property
+    def tick_s(self) -> int:
+        """Seconds of a tick of a metered job."""
+        return self.schedule.window_steps
+
     def inputs_bytes(self) -> int:
         """Return the bytes of all blobs that the job starts from."""
+        if isinstance(self.part, ContainerPart):
+            return self.part.mounts_bytes
         return sum(given.size_bytes for given in self.inputs())
 
     def model_bytes(self) -> int:
@@ -227,6 +276,10 @@ class JobSpec(NamedTuple):
 
     def plan(self) -> JobPlan:
         """Return the plan of the job's steps. Raises UnsupportedJob."""
+        if isinstance(self.part, ContainerPart):
+            # A second is the rate that the job asks for on each of its GPUs, or cores: a faster one earns no more.
+            devices = self.requirements.gpus or self.part.cores
+            return ContainerPlan(self.requirements.rate_min * devices)
         return self.part.plan(self.seed, self.schedule.total_steps)
 
 
@@ -240,6 +293,25 @@ def classifier_job(
     return JobSpec(
         kind, level, profile, part, seed, init_root, schedule, max_price_per_tera_unit, requirements, match_ms
     )
+
+
+def container_job(
+    part: ContainerPart, *, ticks: int, tick_s: int, max_price_per_tera_unit: int, requirements: Requirements,
+    match_ms: int,
+) -> JobSpec:  # fmt: skip
+    """Return the job of a container that runs for ``ticks`` of ``tick_s`` seconds at most."""
+    nothing = bytes(HASH_BYTES)
+    return JobSpec(
+        KIND_CONTAINER, LEVEL_METERED, PROFILE_METERED_1, part, nothing, nothing,
+        Schedule(ticks * tick_s, tick_s, tick_s), max_price_per_tera_unit, requirements, match_ms,
+    )  # fmt: skip
+
+
+def container_of(spec: JobSpec) -> ContainerPart:
+    """Return the part of a container's job. Raises UnsupportedJob for a job of another kind."""
+    if not isinstance(spec.part, ContainerPart):
+        raise UnsupportedJob(f"a container is expected, not a job of the kind {spec.kind}")
+    return spec.part
 
 
 def classifier_of(spec: JobSpec) -> ClassifierPart:
@@ -298,7 +370,7 @@ _PART_AT: Final = 4
 
 class _Kind(NamedTuple):
     fields: KindFields
-    part: type[ClassifierPart] | type[DecoderPart] | type[FinetunePart] | type[GeneratePart]
+    part: type[Part]
     names: tuple[str, ...]
 
 
@@ -307,6 +379,7 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
         KIND_TRAIN: _Kind(_FIELDS.with_more(CLASSIFIER_FIELDS, _PART_AT), ClassifierPart, CLASSIFIER_NAMES),
         KIND_FINETUNE: _Kind(_FIELDS.with_more(FINETUNE_FIELDS, _PART_AT), FinetunePart, FINETUNE_NAMES),
         KIND_GENERATE: _Kind(_FIELDS.with_more(GENERATE_FIELDS, _PART_AT), GeneratePart, GENERATE_NAMES),
+        KIND_CONTAINER: _Kind(_FIELDS.with_more(CONTAINER_FIELDS, _PART_AT), ContainerPart, CONTAINER_NAMES),
     }
 )
 _DECODER: Final = _Kind(_FIELDS.with_more(DECODER_FIELDS, _PART_AT), DecoderPart, DECODER_NAMES)
@@ -380,6 +453,8 @@ def decode_spec(data: bytes) -> JobSpec:
     kind = kind or _KINDS[KIND_TRAIN]
     found = read_fields(value, kind.fields)
     schedule = _schedule_of(found)
+    if name == KIND_CONTAINER:
+        return _container(found, kind)
     samples, rows = found.get("dataset.samples", 0), found["dataset.rows"]
     if samples > rows:
         raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
@@ -400,4 +475,31 @@ def decode_spec(data: bytes) -> JobSpec:
         raise DecodeError(
             f"a segment of {schedule.segment_steps} steps costs more than {SEGMENT_MS_MAX} ms to check"
         )
+    return spec
+
+
+def _container(found: Found, kind: _Kind) -> JobSpec:
+    """Return the job of a container. Raises DecodeError."""
+    spec = _spec_of(found, kind)
+    part, (seconds, segment_s, tick_s) = container_of(spec), spec.schedule
+    if (spec.level, spec.profile, *part.names) != (LEVEL_METERED, PROFILE_METERED_1, *kind.names):
+        raise DecodeError(
+            f"only {spec.kind}, level {LEVEL_METERED}, {PROFILE_METERED_1}, {', '.join(kind.names)} can be run"
+        )
+    check_container(part)
+    fault = ""
+    if any(spec.seed) or any(spec.init_root):
+        fault = "seed, init_root: zeros expected: a container has no state"
+    elif not TICK_S_MIN <= tick_s <= TICK_S_MAX or segment_s != tick_s:
+        fault = f"schedule: a tick of {TICK_S_MIN} to {TICK_S_MAX} seconds, and a segment as long, expected"
+    elif seconds % tick_s or seconds > min(SECONDS_MAX, tick_s * WINDOWS_MAX):
+        fault = f"schedule.total_steps: whole ticks, {WINDOWS_MAX} and {SECONDS_MAX} seconds at most"
+    elif not spec.requirements.rate_min:
+        fault = "requirements.rate_min: above 0: it is what a second counts as"
+    elif spec.requirements.memory_mib < MEMORY_MIB_MIN:
+        fault = f"requirements.memory_mib: {MEMORY_MIB_MIN} or more"
+    elif spec.step_units > SECOND_UNITS_MAX:
+        fault = f"a second counts as {spec.step_units} work units, at most {SECOND_UNITS_MAX}"
+    if fault:
+        raise DecodeError(f"not a job specification: {fault}")
     return spec

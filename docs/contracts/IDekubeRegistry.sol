@@ -91,7 +91,8 @@ interface IDekubeRegistry {
     /// @param node Address of the machine.
     /// @return operator Account behind it.
     /// @return status 1 active, 2 retiring, 3 suspended.
-    /// @return roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
+    /// @return roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
+    ///   container.
     /// @return gpus Number of its GPUs.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
     /// @return bond Bond in 10^-18 DKB.
@@ -175,7 +176,8 @@ interface IDekubeRegistry {
 
     /// @notice A machine was registered.
     /// @param node Address of the machine.
-    /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
+    /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
+    ///   container.
     /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeRegistered(address indexed node, uint256 roles, uint256 price);
 
@@ -211,7 +213,8 @@ interface IDekubeRegistry {
 
     /// @notice A machine renewed its record.
     /// @param node Address of the machine.
-    /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
+    /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
+    ///   container.
     /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeUpdated(address indexed node, uint256 roles, uint256 price);
 

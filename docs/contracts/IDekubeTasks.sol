@@ -204,6 +204,17 @@ interface IDekubeTasks {
     /// @param window Number of the window, from 0.
     function serveWindow(bytes32 task, uint32 window) external;
 
+    /// @notice Count the seconds of a container, as its worker; they are paid at once.
+    /// @param task Id of the task.
+    /// @param elapsed Seconds since the sender's container began: whole ticks.
+    function meterTask(bytes32 task, uint32 elapsed) external;
+
+    /// @notice Say how a container has ended, as its worker; its last seconds are paid and the task ends.
+    /// @param task Id of the task.
+    /// @param elapsed Seconds since the sender's container began.
+    /// @param end How it ended, with its output and logs: canonical CBOR.
+    function finishTask(bytes32 task, uint32 elapsed, bytes calldata end) external;
+
     /// @notice Create a group of tasks with its first member; the value sent is exactly the member's budget
     ///   (budgetOf).
     /// @param specification The job: canonical CBOR of all that decides the result.
@@ -234,7 +245,8 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
+    ///   exited, 61 meter silent, 62 time used up.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -279,10 +291,21 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
+    ///   exited, 61 meter silent, 62 time used up.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
+
+    /// @notice A container has ended, as its worker says; nobody has checked that.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param kind How: 1 exited, 2 signalled, 3 out of memory, 4 out of disk, 5 not started, 6 stopped.
+    /// @param code Exit code, or number of the signal.
+    /// @param output Content address of what it left; zero: nothing.
+    /// @param logs Content address of the end of what it printed; zero: nothing.
+    event ContainerEnded(bytes32 indexed task, address indexed worker, uint256 kind, uint256 code, bytes32
+        output, bytes32 logs);
 
     /// @notice A machine was drawn to keep the output of a window.
     /// @param task Id of the task.
@@ -382,7 +405,8 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
+    ///   exited, 61 meter silent, 62 time used up.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
     /// @notice A task was created as a seat of a group.
@@ -402,6 +426,15 @@ interface IDekubeTasks {
     /// @param number Number of the window, from 0.
     /// @param verifier The machine.
     event SeatDrawn(bytes32 indexed task, uint256 number, address indexed verifier);
+
+    /// @notice Seconds of a container were counted and paid.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param added Seconds that were added.
+    /// @param total Seconds of the task in all.
+    /// @param paid Price of the added seconds, in 10^-18 DKB.
+    event SecondsMetered(bytes32 indexed task, address indexed worker, uint256 added, uint256 total, uint256
+        paid);
 
     /// @notice A task was created.
     /// @param task Id of the task.
@@ -424,7 +457,8 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
+    ///   exited, 61 meter silent, 62 time used up.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -446,7 +480,8 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
-    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept.
+    ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
+    ///   exited, 61 meter silent, 62 time used up.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -18,6 +18,7 @@ from rpc.ethereum.contracts import CONTRACTS, abi_json
 from rpc.methods.method import Json
 from state.primitives.address import format_address
 from tasks.claims import Fault
+from tasks.kinds.container import ExitKind
 from tasks.ledger.disputes import DisputeEnding, DisputePhase
 from tasks.ledger.events import EVENTS
 from tasks.ledger.group_records import GroupPhase
@@ -447,6 +448,19 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Say that the sender serves what a jury could not fetch of its window; a larger jury is drawn.",
         intent="Serve a window",
     ),
+    ("tasks", "meterTask"): Text(
+        "Count the seconds of a container, as its worker; they are paid at once.",
+        {"elapsed": "Seconds since the sender's container began: whole ticks."},
+        "Meter a container",
+    ),
+    ("tasks", "finishTask"): Text(
+        "Say how a container has ended, as its worker; its last seconds are paid and the task ends.",
+        {
+            "elapsed": "Seconds since the sender's container began.",
+            "end": "How it ended, with its output and logs: canonical CBOR.",
+        },
+        "End a container's task",
+    ),
     ("tasks", "poke"): Text(
         "Do what a passed deadline of a task demands, where the chain has not yet.", intent="Poke a task"
     ),
@@ -581,6 +595,23 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"before": "The phase before, numbered alike.", "phase": _WINDOW_PHASE, "reason": _REASON},
     ),
     ("tasks", "WorkerAssigned"): Text("A task was given to a machine, which may accept it."),
+    ("tasks", "SecondsMetered"): Text(
+        "Seconds of a container were counted and paid.",
+        {
+            "added": "Seconds that were added.",
+            "total": "Seconds of the task in all.",
+            "paid": f"Price of the added seconds, {_UNIT}.",
+        },
+    ),
+    ("tasks", "ContainerEnded"): Text(
+        "A container has ended, as its worker says; nobody has checked that.",
+        {
+            "kind": f"How: {_names(ExitKind)}.",
+            "code": "Exit code, or number of the signal.",
+            "output": "Content address of what it left; zero: nothing.",
+            "logs": "Content address of the end of what it printed; zero: nothing.",
+        },
+    ),
     ("billing", "escrowOf"): Text(
         "Return the sums of an escrow; reverts with escrow_unknown.",
         {

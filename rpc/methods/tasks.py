@@ -27,11 +27,13 @@ from state.view import Reader
 from tasks.claims import Fault, say_divergence, say_fault
 from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
+from tasks.kinds.container import ExitKind
 from tasks.kinds.finetune import BaseModel
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.complaints import aside_until_ms
 from tasks.ledger.group_records import group_of_task, seat_of_task
 from tasks.ledger.lifecycle import Phase, Reason, stage_of
+from tasks.ledger.meter_records import MeterRecord, load_meter
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
 from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
@@ -90,6 +92,30 @@ def _spec(raw: bytes) -> Json:
     return named | spec_to_json(spec)
 
 
+def _meter(meter: MeterRecord | None) -> Json:
+    if meter is None:
+        return None
+    end = meter.end
+    return {
+        "seconds": meter.seconds,
+        "paid": str(meter.paid),
+        "own_seconds": meter.own_seconds,
+        "began_ms": meter.began_ms or None,
+        "stop_ms": meter.stop_ms or None,
+        "exit": None
+        if end is None
+        else {
+            "kind": word(end.kind),
+            "code": end.code,
+            "output": hexed(end.output) if end.output else None,
+            "output_bytes": end.output_bytes,
+            "logs": hexed(end.logs) if end.logs else None,
+            "logs_bytes": end.logs_bytes,
+            "worker": address(end.worker),
+        },
+    }
+
+
 def _claim(claim: UpheldClaim | None, raw: bytes) -> Json:
     if claim is None:
         return None
@@ -106,12 +132,13 @@ def _claim(claim: UpheldClaim | None, raw: bytes) -> Json:
 
 
 class _Found(NamedTuple):
-    """A task with its job, the claim that ended it, and until when it waits for what machines said (R53)."""
+    """A task with its job, the claim that ended it, until when it waits (R53), and the meter of a container."""
 
     record: TaskRecord
     spec: bytes
     claim: UpheldClaim | None
     aside_until_ms: int
+    meter: MeterRecord | None
 
 
 def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskParameters) -> _Found | None:
@@ -120,7 +147,8 @@ def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskPara
     except TaskUnknown:
         return None
     until_ms = aside_until_ms(reader, record, now_ms, parameters)
-    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms)
+    meter = load_meter(reader, task_id) if record.is_metered else None
+    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms, meter)
 
 
 async def get_task(node: NodeApi, task: bytes) -> Json:
@@ -138,6 +166,7 @@ async def get_task(node: NodeApi, task: bytes) -> Json:
             "claim": _claim(found.claim, found.spec),
             "complaints": [address(machine) for machine in found.record.complaints],
             "aside_until_ms": found.aside_until_ms or None,
+            "meter": _meter(found.meter),
         },
     }
 
@@ -272,9 +301,35 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "complaints": array(ADDRESS_OUT),
             "aside_until_ms": nullable(NUMBER),
+            "meter": nullable(ref("Meter")),
         },
         description="A task with its job. `claim`: what its worker proved, which ended it. `complaints`: machines "
-        "that could not have its inputs. `aside_until_ms`: until when (steady time) it is out of the book for it.",
+        "that could not have its inputs. `aside_until_ms`: until when (steady time) it is out of the book for it. "
+        "`meter`: of a container, else null.",
+    ),
+    "Meter": obj(
+        {
+            "seconds": NUMBER,
+            "paid": AMOUNT_OUT,
+            "own_seconds": NUMBER,
+            "began_ms": nullable(NUMBER),
+            "stop_ms": nullable(NUMBER),
+            "exit": nullable(
+                obj(
+                    {
+                        "kind": words_of(ExitKind),
+                        "code": NUMBER,
+                        "output": nullable(HASH_OUT),
+                        "output_bytes": NUMBER,
+                        "logs": nullable(HASH_OUT),
+                        "logs_bytes": NUMBER,
+                        "worker": ADDRESS_OUT,
+                    }
+                )
+            ),
+        },
+        description="The seconds of a container that were paid, those of its present machine, when that began, "
+        "from when on it is to stop (steady time), and how it ended, as its machine says. Nobody checks that.",
     ),
     "Spec": obj(
         {
@@ -311,6 +366,18 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "batch": NUMBER,
+            "image": obj({"repository": STRING, "digest": HASH_OUT}),
+            "process": obj({"command": array(STRING), "environment": array(STRING), "user": NUMBER}),
+            "storage": obj(
+                {
+                    "mounts": array(obj({"path": STRING, "blob": HASH_OUT, "size_bytes": NUMBER, "form": NUMBER})),
+                    "output": STRING,
+                    "output_bytes_max": NUMBER,
+                    "disk_mib": NUMBER,
+                }
+            ),
+            "cores": NUMBER,
+            "metering": obj({"name": STRING, "grace_s": NUMBER, "retries": NUMBER}),
             "optimiser": obj(
                 {
                     "name": STRING,
@@ -328,7 +395,20 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "rate_min": NUMBER}),
             "match_ms": NUMBER,
         },
-        optional=("adapters", "rates", "optimiser", "decoding"),
+        optional=(
+            "adapters",
+            "rates",
+            "optimiser",
+            "decoding",
+            "model",
+            "dataset",
+            "batch",
+            "image",
+            "process",
+            "storage",
+            "cores",
+            "metering",
+        ),
         description="The job; `raw` is what it was created with. Other fields depend on its kind.",
     ),
     "TaskChange": obj(

@@ -35,6 +35,8 @@ class KindFields:
     """Inner arrays that may be empty; then none of their fields is there."""
     trailing: Mapping[str, int] = field(default_factory=dict)
     """Inner arrays that may end before so many of their last fields; then none of these is there."""
+    lists: frozenset[str] = frozenset()
+    """Arrays whose items the kind checks itself."""
 
     def with_more(self, other: KindFields, at: int) -> KindFields:
         """Return these fields with those of another in between."""
@@ -42,7 +44,7 @@ class KindFields:
             (*self.fields[:at], *other.fields, *self.fields[at:]), {**self.ranges, **other.ranges},
             self.hashes | other.hashes, self.texts | other.texts, self.integers | other.integers,
             self.names | other.names, self.optional | other.optional,
-            {**self.trailing, **other.trailing},
+            {**self.trailing, **other.trailing}, self.lists | other.lists,
         )  # fmt: skip
 
 
@@ -84,6 +86,8 @@ def read_fields(value: Any, kind: KindFields) -> Found:
         elif name in kind.names:
             is_list = type(item) is list and {str}.issuperset(map(type, item))
             wrong = "" if is_list else "a list of texts expected"
+        elif name in kind.lists:
+            wrong = "" if type(item) is list else "a list expected"
         else:
             raise AssertionError(f"{name} has no rule")
         if wrong:

@@ -31,7 +31,8 @@ class Ask(NamedTuple):
     """What a machine offers: ``slots`` jobs at ``price`` or more per 10^12 units, backed by ``funds`` for bonds.
 
     ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
-    first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it.
+    first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
+    runs containers, else 0.
     """
 
     machine: bytes
@@ -44,15 +45,17 @@ class Ask(NamedTuple):
     standing: int
     tie: bytes
     owner: bytes = b""
+    host_cores: int = 0
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _, _ = self
-        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _ = bid
+        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores = self
+        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores = bid
         return (
             gpus >= least_gpus
             and memory_mib >= least_mib
             and rate_min <= rate <= rate_max
+            and host_cores >= least_cores
             and machine not in barred
         )
 
@@ -63,7 +66,7 @@ class Bid(NamedTuple):
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
     that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
     one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
-    of which no two have one owner.
+    of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs.
     """
 
     task: bytes
@@ -79,6 +82,7 @@ class Bid(NamedTuple):
     group: bytes = b""
     members: int = 0
     spares: int = 0
+    host_cores: int = 0
 
 
 class Match(NamedTuple):

@@ -25,7 +25,7 @@ from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
+from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot, host_cores
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
@@ -199,6 +199,8 @@ class _Call:
         have = index.funds(funds)
 
         def funded_for(bid: Bid) -> int:
+            if cases[bid.task].record.is_metered:  # no bond stands for a container, and nobody checks it
+                return self._by_price.all
             known = self._backing.get(bid.task)
             if known is None:
                 known = self._backing[bid.task] = index.backing_of(self.bonds[bid.task])
@@ -231,7 +233,7 @@ class _Call:
         return Ask(
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
-            reputation_milli(node), self._tie(node.address), node.operator,
+            reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:
@@ -239,7 +241,8 @@ class _Call:
         tie = self._tie(record.id)
         bid = Bid(
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
-            frozenset(record.excluded), tie,
+            frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
+            rate_max=case.spec.rate_max,
         )  # fmt: skip
         group = self.groups.get(record.id)
         if group is not None:
@@ -316,6 +319,8 @@ class _Call:
     def _bonds_for(self, task: bytes) -> Callable[[bytes, int], int | None]:
         """Return what ``_bond_of`` does for one bid: what its machines have in common is looked up once."""
         case, bonds, nodes, floors = self.cases[task], self.bonds[task], self.nodes, self.floors
+        if case.record.is_metered:  # nobody checks it, and no bond stands for it
+            return lambda machine, price: 0
         can_check, at, is_new = self.checkers.of_requester(case.record.requester), bonds.at, bonds.is_new
         has_open = bool(case.record.open_windows)
 
@@ -363,6 +368,8 @@ class _Call:
 
         Those are the machines whose money would do for some bond, and those that the call gave other jobs.
         """
+        if self.cases[bid.task].record.is_metered:  # nobody checks a container
+            return False
         looked = self._by_price.meeting(bid) & ~self._checkable(self.cases[bid.task].record.requester)
         if not looked or bid.members:
             return bool(looked)

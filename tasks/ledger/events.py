@@ -9,13 +9,25 @@ from typing import Final
 from billing import escrow
 from state.primitives.receipts import EventType
 from state.transition import epochs, slashing, staking
-from tasks.ledger import bonds, carriage, claims, custody, dockets, group_records, open_task, registry, trials
+from tasks.ledger import (
+    bonds,
+    carriage,
+    claims,
+    container_ends,
+    custody,
+    dockets,
+    group_records,
+    metering,
+    open_task,
+    registry,
+    trials,
+)
 
 __all__ = ["EVENTS", "collect"]
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
-    staking, epochs, slashing, bonds, carriage, claims, custody, dockets, group_records, open_task, registry,
-    trials, escrow,
+    staking, epochs, slashing, bonds, carriage, claims, container_ends, custody, dockets, group_records, metering,
+    open_task, registry, trials, escrow,
 )  # fmt: skip
 
 

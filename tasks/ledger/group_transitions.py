@@ -52,7 +52,10 @@ def _decode_create(payload: list[Any]) -> _NewGroup:
         case [bytes(raw), int(members), int(spares)] if (
             len(raw) <= SPEC_LIMIT_BYTES and 1 <= members <= MEMBERS_MAX and 0 <= spares <= spares_max(members)
         ):
-            return _NewGroup(decode_spec(raw), raw, members, spares)
+            spec = decode_spec(raw)
+            if spec.is_metered:
+                raise DecodeError("containers have no groups")
+            return _NewGroup(spec, raw, members, spares)
         case _:
             raise DecodeError(
                 f"[specification bytes, members, spares] expected: 1 to {MEMBERS_MAX} members, "

@@ -31,6 +31,8 @@ class JobSizes(NamedTuple):
 
 def sizes_of(spec: JobSpec) -> JobSizes:
     """Compute the sizes of a job. Raises UnsupportedJob."""
+    if spec.is_metered:  # it has no state
+        return JobSizes(spec.step_units, 0, 0, spec.inputs_bytes(), 0)
     return JobSizes(
         spec.step_units, spec.state_limit_bytes, state_size(spec.plan(), 0) - step_size(0), spec.inputs_bytes(),
         spec.model_bytes(),

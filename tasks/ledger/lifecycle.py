@@ -318,6 +318,12 @@ class Reason(IntEnum):
     """The members of the spare's group have ended."""
     NOT_KEPT = 55
     """None of the machines that were drawn for the output of a window has signed for it (R90)."""
+    CONTAINER_EXITED = 60
+    """The container has ended by itself."""
+    METER_SILENT = 61
+    """The machine of a container has metered nothing for too long."""
+    TIME_USED_UP = 62
+    """The container has run for as long as its task allows."""
 
 
 def stage_of(phase: Phase) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "eligible_verifiers",
     "free_slots",
     "has_slot",
+    "host_cores",
     "is_paused",
     "may_admit",
     "race",
@@ -265,6 +266,11 @@ def free_slots(node: NodeRecord, parameters: TaskParameters) -> int:
     return max(0, min(node.profile.slots, parameters.slots_max) - node.busy_slots)
 
 
+def host_cores(profile: NodeProfile) -> int:
+    """Return how many cores a machine has for containers: 0 unless its owner takes them (R93)."""
+    return profile.cores if profile.roles & NodeRole.CONTAINER else 0
+
+
 def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
     """Tell whether a machine is what a job requires, at a price that it pays."""
     wanted = spec.requirements
@@ -272,6 +278,7 @@ def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
         profile.price_per_tera_unit <= spec.max_price_per_tera_unit
         and len(profile.gpus) >= wanted.gpus
         and profile.memory_mib >= wanted.memory_mib
-        and profile.rate >= wanted.rate_min
+        and wanted.rate_min <= profile.rate <= spec.rate_max
+        and host_cores(profile) >= spec.host_cores
         and not (wanted.gpus > 1 and is_limited(profile))
     )

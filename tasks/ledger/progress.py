@@ -20,6 +20,7 @@ from tasks.ledger.disputes import forget_disputes, has_disputes
 from tasks.ledger.group_records import GroupPhase, group_of_task, is_spare, load_group, seat_of_task
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
+from tasks.ledger.metering import silent_for_ms, stop_container
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import parked_for, wake_order
@@ -50,7 +51,7 @@ from tasks.ledger.settlement import (
     window_work_ms,
 )
 from tasks.ledger.trials import measured_node, measured_rate
-from tasks.spec import JobSpec, spec_hash
+from tasks.spec import JobSpec, container_of, spec_hash
 
 __all__ = [
     "arm_ended",
@@ -70,6 +71,7 @@ __all__ = [
     "lose_worker",
     "new_search",
     "on_task_due",
+    "part_silently",
     "report",
     "resume",
     "search",
@@ -210,6 +212,8 @@ def cancel_work(case: Case, reason: Reason) -> None:
             wind_up(case, Phase.CANCELLED, reason)
         case Phase.DEGRADED | Phase.PAUSED:
             wind_up(case, Phase.CANCELLED, reason)
+        case Phase.RUNNING if record.is_metered:
+            stop_container(case, reason)
         case Phase.RUNNING:
             # The window under way is still done and paid, so that no work in good faith is lost.
             if record.next_window + 1 == record.target:
@@ -414,6 +418,23 @@ def blame_worker(case: Case, reason: Reason) -> None:
     lose_worker(case, reason)
 
 
+def part_silently(case: Case, reason: Reason) -> None:
+    """Part with the machine of a running container that is silent or leaves; another one begins again (R96).
+
+    Nobody can tell whose fault that is: nothing is taken, and nothing counts against the machine. It gets a pause
+    as long as the task has waited for it. The specification says how often another one tries.
+    """
+    record, worker = case.record, case.record.worker
+    if not record.ending:
+        silent_ms = silent_for_ms(case)
+        reputation.mark_decline(case.state, worker, case.now, silent_ms, case.parameters)
+        exclude(case, worker)
+        if record.attempts > container_of(case.spec).metering.retries:
+            wind_up(case, Phase.FAILED, reason)
+            return
+    lose_worker(case, reason)
+
+
 def lose_worker(case: Case, reason: Reason) -> None:
     """Part with the worker and look for another, unless the task was ending or has had its tries.
 
@@ -547,8 +568,12 @@ def on_task_due(case: Case) -> None:
             close_escrow(case)
         case Phase.ASSIGNED:
             turn_down(case, Reason.ACCEPT_TIMEOUT)
+        case Phase.PREPARING if case.record.is_metered:  # its image may be what took too long
+            turn_down(case, Reason.PREPARE_TIMEOUT, is_excused=True)
         case Phase.PREPARING:
             blame_worker(case, Reason.PREPARE_TIMEOUT)
+        case Phase.RUNNING if case.record.is_metered:
+            part_silently(case, Reason.METER_SILENT)
         case Phase.RUNNING if case.record.reason != Reason.WINDOW_LATE and case.parameters.window_extra_ms:
             fine_late_window(case)
             case.advance(Event.EXTEND, Reason.WINDOW_LATE)

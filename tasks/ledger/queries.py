@@ -110,6 +110,8 @@ class Action(Enum):
     ACCEPT = "accept"
     START = "start"
     COMPUTE = "compute"
+    METER = "meter"
+    """Run the container, meter each tick, and say how it ended; no second counts after a stop (R94 to R96)."""
     OPEN = "open"
     SEAL = "seal"
     REVEAL = "reveal"
@@ -124,7 +126,8 @@ class WorkDuty(NamedTuple):
 
     ACCEPT: lock ``bond``. START: fetch the inputs, then say so. COMPUTE: run ``window`` from ``state_root``, whose
     state lies in ``state_blob`` (zero: the job's own beginning) and submit its proof; not while ``blocked``. OPEN:
-    open ``segments`` of ``window``. SERVE: serve the states before ``segments`` of ``window``, and all else that
+    open ``segments`` of ``window``. METER: see the
+    meter's record. SERVE: serve the states before ``segments`` of ``window``, and all else that
     verifiers need, and say so.
     """
 
@@ -308,6 +311,8 @@ def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> lis
 
 
 def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[WorkDuty]:
+    if task.is_metered:
+        return _container_work(task)
     number = task.next_window
     held, spec = _held_bond(state, task), load_spec(state, task.id)
     charge = work_price(spec.window_units(min(number, spec.windows - 1)), task.price_per_tera_unit)
@@ -327,6 +332,18 @@ def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[W
             return []
     blob = load_window(state, task.id, number - 1).proof.output_blob if number else bytes(HASH_BYTES)
     return [WorkDuty(task.id, action, number, task.deadline_ms, bond, task.state_root, blob, (), blocked)]
+
+
+_CONTAINER_ACTIONS: Final = {
+    Phase.ASSIGNED: Action.ACCEPT, Phase.PREPARING: Action.START, Phase.RUNNING: Action.METER,
+}  # fmt: skip
+
+
+def _container_work(task: TaskRecord) -> list[WorkDuty]:
+    action, nothing = _CONTAINER_ACTIONS.get(task.phase), bytes(HASH_BYTES)
+    if action is None:
+        return []
+    return [WorkDuty(task.id, action, 0, task.deadline_ms, 0, nothing, nothing, (), False)]
 
 
 def _held_bond(state: Reader, task: TaskRecord) -> int:

@@ -138,6 +138,11 @@ class TaskRecord(NamedTuple):
     group: bytes = b""
 
     @property
+    def is_metered(self) -> bool:
+        """Whether its seconds are paid and nothing of it is proven (R93): it alone has no state."""
+        return not self.sizes.state_limit_bytes
+
+    @property
     def own_windows(self) -> range:
         """Windows that the present worker has proved and that are not final."""
         return range(max(self.own_from, self.final_windows), self.next_window)

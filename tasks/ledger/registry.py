@@ -98,6 +98,8 @@ class NodeRole(IntFlag):
     RELAY = 4
     STORAGE = 8
     COORDINATE = 16
+    CONTAINER = 32
+    """It runs containers of strangers (R93). Only with COMPUTE has it an effect."""
 
 
 _INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY, NodeRole.STORAGE)
@@ -248,7 +250,7 @@ def profile_from_value(value: Any) -> NodeProfile:
             bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(rate),
             int(slots), int(notice), list(endpoints), str(version), bytes(consent),
         ] if (
-            len(operator) == ADDRESS_BYTES and 0 < roles < 32 and len(gpus) <= GPUS_MAX
+            len(operator) == ADDRESS_BYTES and 0 < roles < 64 and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
             and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
             and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)

@@ -22,7 +22,7 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
-from tasks.ledger.matching import is_paused
+from tasks.ledger.matching import host_cores, is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import (
     NodeRecord,
@@ -63,6 +63,7 @@ QUICK_PARAMETERS_MAX: Final = 1 << 18
 
 _KINDS_OF_TASK: Final = ("create_task", "accept_task", "start_task")
 _KINDS_OF_WINDOW: Final = ("submit_window",)
+_KINDS_OF_TICK: Final = ("meter_task",)
 """What is sent at least for a task, and for each of its windows."""
 LEAST_SEGMENTS: Final = 128
 """A window of so many segments pays ``CHECKED_BPS`` of its price for checks at most."""
@@ -106,6 +107,8 @@ def read_dataset_facts(data: bytes) -> DatasetFacts:
 
 def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
     """Return what keeps a job from being trained on the data set that it names; of rows the size alone."""
+    if spec.is_metered:
+        return []
     if not isinstance(spec.part, ClassifierPart):
         size = spec.inputs()[0].size_bytes
         if facts.size_bytes == size:
@@ -152,6 +155,8 @@ def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
 
     Without ``any_size`` a large model is not looked at: its start takes up to three seconds to compute.
     """
+    if spec.is_metered:
+        return []
     plan = spec.plan()
     if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:
         return []
@@ -257,7 +262,8 @@ def _why_not(
     if (
         len(profile.gpus) < wanted.gpus
         or profile.memory_mib < wanted.memory_mib
-        or profile.rate < wanted.rate_min
+        or not wanted.rate_min <= profile.rate <= spec.rate_max
+        or host_cores(profile) < spec.host_cores
         or (wanted.gpus > 1 and is_limited(profile))
     ):
         return "lacks"
@@ -295,6 +301,12 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     wanted = spec.requirements
     if outlook.capable or not outlook.is_whole or not any(wanted):
         return []
+    if spec.is_metered:
+        text = (
+            f"no machine runs containers with {spec.host_cores} cores, {wanted.gpus} GPUs, {wanted.memory_mib} MiB"
+            f" and a rate from {wanted.rate_min} to {spec.rate_max}"
+        )
+        return [Objection("no_such_machine", text)]
     asked = ", ".join(
         f"requirements.{name} is {amount}, the most that a machine has is {most}"
         for name, amount, most in (
@@ -310,7 +322,7 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
 
 def rate_objections(spec: JobSpec, parameters: TaskParameters) -> list[Objection]:
     """Return that a job requires a rate on a chain that measures none, which refuses it (R64)."""
-    if not spec.requirements.rate_min or parameters.trial_ms:
+    if not spec.requirements.rate_min or parameters.trial_ms or spec.is_metered:
         return []
     text = "requirements.rate_min has to be 0: this chain has no speed trials, so rates are claims"
     return [Objection("trials_off", text)]
@@ -327,6 +339,12 @@ def cost_objections(
     found = side_costs(spec, parameters, gas, base_fee)
     if found.total <= found.price:
         return []
+    if spec.is_metered:
+        text = (
+            f"gas of its ticks costs {format_amount(found.total)}, its time {format_amount(found.price)} at most; "
+            "longer ticks cost less"
+        )
+        return [Objection("costs_exceed_work", text)]
     text = (
         f"checks and gas of it cost {format_amount(found.total)}, its work {format_amount(found.price)} at most; "
         f"it takes {found.least_size(0)}"
@@ -359,7 +377,7 @@ def side_costs(spec: JobSpec, parameters: TaskParameters, gas: Mapping[str, int]
         parameters, audit_bps=0, verifiers=1, verifiers_sure=min(parameters.verifiers_sure, USUAL_VERIFIERS_MAX)
     )  # fmt: skip
     once = base_fee * sum(gas[kind] for kind in _KINDS_OF_TASK)
-    each = base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
+    each = base_fee * sum(gas[kind] for kind in (_KINDS_OF_TICK if spec.is_metered else _KINDS_OF_WINDOW))
     budget = budget_of(spec, parameters)
     return SideCosts(
         once + spec.windows * each + budget.verification, once + each, budget.price,

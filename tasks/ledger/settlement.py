@@ -99,6 +99,7 @@ __all__ = [
     "pay_kill_fee",
     "pay_preparation",
     "pay_rerun",
+    "pay_seconds",
     "pay_void_verifiers",
     "preparation_units",
     "refund_unreserved",
@@ -121,6 +122,8 @@ FLOAT_PARTS: Final = 4
 """What one window's audit runs again costs at most this part of the check fund's float."""
 COVER_PARTS: Final = 4
 """Part of a liar's bond that is left for the checks of void windows, whoever else has a share of it."""
+CANCELLED_S: Final = 60
+"""Seconds, a tick at most, that the machine of a container is paid which is cancelled before it starts."""
 _Source = tuple[Pool, bytes]
 _BUDGET: Final[Sequence[_Source]] = ((Pool.VERIFICATION, NOBODY),)
 _FUND: Final[Sequence[_Source]] = ((Pool.CHECK, NOBODY),)
@@ -131,6 +134,10 @@ def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
 
     Each window is rounded up, and each payment down: what rounding leaves returns to the requester.
     """
+    if spec.is_metered:  # nobody checks it
+        price = spec.windows * work_price_up(spec.window_units(0), spec.max_price_per_tera_unit)
+        prepared = work_price_up(preparation_units(spec, parameters), spec.max_price_per_tera_unit)
+        return Budget(price, 0, share_up(price, parameters.fee_bps), prepared)
     last = spec.windows - 1  # the others are as long as the first
     whole, rest = (work_price_up(spec.window_units(at), spec.max_price_per_tera_unit) for at in (0, last))
     price = last * whole + rest
@@ -141,12 +148,19 @@ def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
 
 
 def preparation_units(spec: JobSpec, parameters: TaskParameters) -> int:
-    """Return what preparing counts as: the inputs are fetched and hashed, and one segment is done."""
+    """Return what preparing counts as: the inputs are fetched and hashed, and one segment is done.
+
+    Of a container only its mounts count: no rule of the chain knows how large its image is (R97).
+    """
+    if spec.is_metered:
+        return spec.inputs_bytes() * parameters.fetch_units_per_byte
     return spec.inputs_bytes() * parameters.fetch_units_per_byte + spec.segment_units(0, 0)
 
 
 def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:
     """Return what a window may take from the verification pool."""
+    if spec.is_metered:
+        return 0
     price = work_price_up(spec.window_units(window), spec.max_price_per_tera_unit)
     return _check_share(price, spec.window_segments(window), parameters)
 
@@ -165,6 +179,8 @@ def rerun_price(
 
 def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
     """Refuse a job whose checks the check fund could never put down. Raises CheckTooDear."""
+    if spec.is_metered:
+        return
     verifiers = max(parameters.verifiers, parameters.verifiers_sure)
     cost = verifiers * rerun_price(spec, 0, verifiers, spec.max_price_per_tera_unit, parameters)
     most = parameters.check_fund_float // FLOAT_PARTS
@@ -174,6 +190,8 @@ def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
 
 def check_measured(spec: JobSpec, parameters: TaskParameters) -> None:
     """Refuse a job that requires a rate which nobody measures: a claim would do. Raises TrialsOff (R64)."""
+    if spec.is_metered:  # its rate is what a second counts as, and what a claim could take is bounded (R93)
+        return
     if spec.requirements.rate_min and not parameters.trial_ms:
         raise TrialsOff("requirements.rate_min needs a chain with speed trials (tasks.trial_ms)")
 
@@ -313,7 +331,8 @@ class Bonds:
     def __init__(self, spec: JobSpec, window: int, parameters: TaskParameters) -> None:
         self._parameters = parameters
         self._whole, self._last = spec.window_units(0), spec.window_units(spec.windows - 1)
-        self._left = max(0, spec.windows - window)
+        # Nothing about a container is proven, so there is no fault that a bond could be taken for (R97).
+        self._left = 0 if spec.is_metered else max(0, spec.windows - window)
         self._limit = spec.max_price_per_tera_unit
         self._cover = _Cover(work_price(self._whole, self._limit), parameters)
         self._slowest_ms, self._rate_min = window_work_ms(spec, 0, 1), spec.requirements.rate_min
@@ -716,11 +735,45 @@ def pay_cancelled(case: Case) -> None:
     Nothing shows how far it is; but its requester alone decides whether it is paid.
     """
     record = case.record
+    if record.is_metered:
+        _pay_cancelled_container(case)
+        return
     if record.phase == Phase.PREPARING and not record.next_window:  # else who proved the first one earns it
         pay_preparation(case)
         return
     amount = work_price(case.spec.segment_units(record.next_window, 0), record.price_per_tera_unit)
     pay_earned(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+
+
+def _pay_cancelled_container(case: Case) -> None:
+    """Pay the machine of a container that is cancelled before it ran: a minute, and the mounts if it prepared."""
+    record, parameters = case.record, case.parameters
+    units = min(case.spec.tick_s, CANCELLED_S) * case.spec.step_units
+    amount = min(work_price(units, record.price_per_tera_unit), case.vault.held(Pool.PRICE))
+    pay_earned(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+    if record.phase == Phase.PREPARING and not record.prepared:
+        units = preparation_units(case.spec, parameters)
+        _pay_prepared(case, record.worker, work_price(units, record.price_per_tera_unit))
+
+
+def pay_seconds(case: Case, seconds: int) -> int:
+    """Pay the machine of a container for seconds, and its relays; burn the fee. Return what the seconds cost.
+
+    The first that meters a task earns its preparation. Nothing is held: nothing that comes later judges it (R95).
+    """
+    record, vault, parameters = case.record, case.vault, case.parameters
+    if not record.prepared:
+        units = preparation_units(case.spec, parameters)
+        _pay_prepared(case, record.worker, work_price(units, record.price_per_tera_unit))
+    charge = work_price(seconds * case.spec.step_units, record.price_per_tera_unit)
+    left = charge
+    for relay, part in share_pay(charge, dues_of(case.state, record.worker, case.now)):
+        pay_earned(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY)
+        pay_dues(case.state, record.worker, relay, part)
+        left -= part
+    pay_earned(case, Pool.PRICE, record.worker, left, Purpose.METERED, Role.COMPUTE)
+    vault.burn(Pool.FEE, min(share(charge, parameters.fee_bps), vault.held(Pool.FEE)), Purpose.PROTOCOL_FEE)
+    return charge
 
 
 def pay_claim_gas(case: Case, gas: int) -> None:

@@ -29,6 +29,8 @@ from tasks.ledger.group_records import is_spare
 from tasks.ledger.group_transitions import group_rules
 from tasks.ledger.groups import stand_by
 from tasks.ledger.lifecycle import Event, Phase, Reason, WindowPhase
+from tasks.ledger.metering import begin_meter, check_proven
+from tasks.ledger.metering_transitions import metering_rules
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.payloads import (
@@ -61,6 +63,7 @@ from tasks.ledger.progress import (
     blame_worker,
     cancel_work,
     on_task_due,
+    part_silently,
     report,
     resume,
     search,
@@ -211,6 +214,14 @@ class _Market:
         """Open a task for the sender of a transaction. Raises TaskUnknown."""
         return Case.load(self.scope(state, context, evidence), task_id)
 
+    def proven_case(
+        self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None
+    ) -> Case:  # fmt: skip
+        """Open a task whose windows are proven. Raises TaskUnknown, KindMismatch."""
+        case = self.case(state, context, task_id, evidence)
+        check_proven(case)
+        return case
+
     # Registry
 
     def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
@@ -322,7 +333,10 @@ class _Market:
         case.advance(Event.START, Reason.STARTED)
         record = case.record
         case.change(started_ms=record.started_ms or case.now, attempts=record.attempts + 1)
-        arm_running(case)
+        if record.is_metered:
+            begin_meter(case)
+        else:
+            arm_running(case)
         case.save()
 
     def give_up(self, state: Overlay, payload: TaskReason, context: Context) -> None:
@@ -338,6 +352,8 @@ class _Market:
                 report(case, payload.reason)
                 is_excused = payload.reason != Reason.WORKER_LEFT
                 turn_down(case, payload.reason, is_excused=is_excused, is_against=is_against)
+            case Phase.RUNNING if case.record.is_metered:
+                part_silently(case, payload.reason)
             case Phase.RUNNING:
                 report(case, payload.reason)
                 blame_worker(case, payload.reason)
@@ -347,6 +363,7 @@ class _Market:
 
     def submit(self, state: Overlay, proof: WindowProof, context: Context) -> None:
         case = self._as_worker(state, context, proof.task)
+        check_proven(case)
         submit_window(case, proof)
         case.save()
 
@@ -429,8 +446,9 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, decode_amount, lambda p: p.amount, market.demand),
     )
-    case = market.case
-    of_case = *claim_rules(case), *dispute_rules(case), *custody_rules(case), *serving_rules(case)
+    proven = market.proven_case
+    of_case = *claim_rules(proven), *dispute_rules(proven), *custody_rules(proven), *serving_rules(proven)
+    of_case += metering_rules(market.case)
     of_groups = group_rules(parameters, market.scope)
     others = *bond_rules(parameters), *of_case, *trial_rules(parameters), *of_groups
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)

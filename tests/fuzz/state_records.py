@@ -19,6 +19,7 @@ from state.view.accounts import Account, issued, load_account, save_account, set
 from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
+from tasks.kinds.container import ExitKind
 from tasks.ledger import (
     calls,
     carriage,
@@ -26,6 +27,7 @@ from tasks.ledger import (
     custody_records,
     disputes,
     group_records,
+    meter_records,
     records,
     registration,
     registry,
@@ -255,6 +257,22 @@ def state_records(
             ),
             lambda state: claims.load_claim(state, TASK),
             ("tasks.ledger.claims:load_claim",),
+        ),
+        "meter of a container": StateRecord(
+            lambda state: meter_records.save_meter(
+                state,
+                TASK,
+                meter_records.MeterRecord(
+                    600,
+                    10**18,
+                    1_000,
+                    60,
+                    9_000,
+                    meter_records.ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"l" * 32, 7, b"w" * 20),
+                ),
+            ),
+            lambda state: meter_records.load_meter(state, TASK),
+            ("tasks.ledger.meter_records:load_meter",),
         ),
         "prices of calls": StateRecord(
             lambda state: state.put(

@@ -90,6 +90,7 @@ IMPURE: Final[dict[str, str]] = {
     "state.store.store": "reads and writes the database, from several threads",
     "state.store.undo": "reads the database, with a cache that threads share",
     "state.store.views": "writes to the database that it is given; turns the library's errors into its own",
+    "tasks.kinds.folders": "packs folders, and writes what is unpacked",
     "tasks.simulation.__main__": "the command line of tasks.simulation.campaign",
     "tasks.simulation.campaign": "plays markets in processes and keeps their results in files",
     "tasks.executor.containers.disks": "makes and mounts the disks of containers",

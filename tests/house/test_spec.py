@@ -56,6 +56,7 @@ from tasks import trials as speed
 from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
+from tasks.kinds import container
 from tasks.kinds import finetune as finetune_jobs
 from tasks.ledger import (
     auction,
@@ -72,6 +73,7 @@ from tasks.ledger import (
     games,
     group_records,
     groups,
+    meter_records,
     parking,
     progress,
     registry,
@@ -183,6 +185,25 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "node_record_bytes_max": registry.RECORD_LIMIT_BYTES,
         "task_record_bytes_max": task_records.TASK_LIMIT_BYTES,
         "window_record_bytes_max": task_records.WINDOW_LIMIT_BYTES,
+        "meter_bytes_max": meter_records.METER_LIMIT_BYTES,
+        "tick_s_min": container.TICK_S_MIN,
+        "tick_s_max": container.TICK_S_MAX,
+        "seconds_max": container.SECONDS_MAX,
+        "grace_s_min": container.GRACE_S_MIN,
+        "grace_s_max": container.GRACE_S_MAX,
+        "rate_band_bps": specification.RATE_BAND_BPS,
+        "retries_max": container.RETRIES_MAX,
+        "mounts_max": container.MOUNTS_MAX,
+        "mount_bytes_max": container.MOUNT_BYTES_MAX,
+        "command_max": container.COMMAND_MAX,
+        "environment_max": container.ENVIRONMENT_MAX,
+        "repository_length_max": container.REPOSITORY_LENGTH_MAX,
+        "path_length_max": container.PATH_LENGTH_MAX,
+        "output_bytes_max": container.OUTPUT_BYTES_MAX,
+        "log_bytes_max": container.LOG_BYTES_MAX,
+        "second_units_max": container.SECOND_UNITS_MAX,
+        "disk_mib_max": container.DISK_MIB_MAX,
+        "cores_max": container.CORES_MAX,
         "history_bytes_max": task_records.HISTORY_LIMIT_BYTES,
         "report_bytes_max": task_records.REPORT_LIMIT_BYTES,
         "escrow_record_bytes_max": escrow.RECORD_LIMIT_BYTES,

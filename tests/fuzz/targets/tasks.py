@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -51,6 +54,7 @@ from tasks.executor.job import (
 from tasks.executor.journal import Journal
 from tasks.executor.linking import Links, RunLinks
 from tasks.executor.playing import MoreMoves, Play, Played
+from tasks.kinds.folders import ArchiveInvalid, pack, unpack
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.models.adapters import Receipt, check_folder
@@ -98,6 +102,7 @@ from tests.fuzz.targets.samples import (
     PROOF,
     STATE_LEAF,
 )
+from tests.tasks.containers import container
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.generated import asked, generated, sampled
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
@@ -238,6 +243,22 @@ def _rows(data: bytes) -> None:
     make_rows(examples_of(data, _Letters(), 100), 32, "truncate")
 
 
+def _packed() -> bytes:
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "folder").mkdir()
+        (Path(place) / "folder" / "file").write_bytes(b"content")
+        return pack(Path(place), limit_bytes=1 << 16)
+
+
+PACKED: Final = _packed()
+
+
+def _unpacked(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        unpack(io.BytesIO(data), Path(place) / "made", limit_bytes=1 << 16)
+        assert [path.name for path in Path(place).iterdir()] == ["made"]
+
+
 def _prompts(data: bytes) -> None:
     prompts_of(data, _Letters(), 100, 32)
 
@@ -251,6 +272,12 @@ def targets() -> Iterator[tuple[str, Target]]:
             ("tasks.spec:decode_spec", "tasks.kinds.fields:read_fields"),
         ),
     )
+    yield "container specification", Target(
+        canonical(decode_spec, encode_spec), (encode_spec(container()),), ("tasks.spec:decode_spec",),
+    )  # fmt: skip
+    yield "packed folder", Target(
+        _unpacked, (PACKED,), ("tasks.kinds.folders:unpack",), (ArchiveInvalid,),
+    )  # fmt: skip
     yield "leaves", Target(
         canonical(decode_leaves, encode_leaves), (encode_leaves(LEAVES),),
         ("tasks.proofs:decode_leaves", "tasks.proofs:_leaf_from_value"),

@@ -38,6 +38,7 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.claims import Fault, claim_to_value
 from tasks.custody.inputs import find_plain_fault, plain_claim_to_value
+from tasks.kinds.container import SECONDS_MAX
 from tasks.ledger import proving
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
@@ -60,6 +61,7 @@ from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUT
 from tasks.ledger.disputes import DisputePhase, load_dispute
 from tasks.ledger.group_transitions import ADD_SEATS, CANCEL_GROUP, CREATE_GROUP
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
+from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
@@ -104,7 +106,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
-from tests.tasks import groups
+from tests.tasks import containers, groups
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.ledger.test_trials import TRIALS, play_trials
@@ -196,6 +198,11 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     ),
     REVEAL_MISMATCH: st.builds(
         lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
+    ),
+    METER_TASK: st.builds(lambda task, seconds: [task, seconds], hashes, st.integers(0, SECONDS_MAX)),
+    FINISH_TASK: st.builds(
+        lambda task, seconds, code: [task, seconds, [1, code, task, 5, b"", 0]], hashes,
+        st.integers(0, SECONDS_MAX), st.integers(0, 255),
     ),
     SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
     CREATE_GROUP: st.builds(
@@ -495,6 +502,13 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
 
     world.strays[stray_job().dataset.blob] = STRAY
     world.run_to(world.create(stray_job()), Phase.FAILED)
+
+    containers.host(world, 77)
+    held, hosted = containers.started(world)
+    world.block(60_000)
+    assert containers.meter(world, hosted, held, 60) is None
+    assert containers.finish(world, hosted, held, 60) is None
+    assert world.send(hosted, SUSPEND_NODE, []) is None
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

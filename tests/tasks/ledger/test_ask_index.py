@@ -41,7 +41,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
         Ask(
             bytes([at]), draw(st.integers(1, 12)), draw(st.integers(0, 3)), draw(st.integers(0, 150)),
             *draw(NEEDS), draw(st.integers(80, 120)), draw(st.integers(0, 1)), bytes([at]),
-            bytes([draw(st.integers(1, 4))]),
+            bytes([draw(st.integers(1, 4))]), draw(st.sampled_from([0, 0, 4, 8])),
         )
         for at in range(1, 1 + draw(st.integers(0, 12)))
     ]  # fmt: skip
@@ -51,6 +51,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
         bid = Bid(
             name, draw(st.integers(1, 16)), *draw(NEEDS), least, draw(st.frozensets(MACHINES, max_size=2)), name,
             rate_max=least + draw(st.sampled_from([1000, 1000, 15])),
+            host_cores=draw(st.sampled_from([0, 0, 4, 6])),
         )  # fmt: skip
         members = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
         if members:

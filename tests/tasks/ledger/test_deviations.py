@@ -110,7 +110,7 @@ def honest(seed: int) -> Outcome:
     return play(HONEST, HONEST, seed)
 
 
-SILENT: Final = tuple(Manners(silent=frozenset({action})) for action in Action)
+SILENT: Final = tuple(Manners(silent=frozenset({action})) for action in Action if action != Action.METER)
 OF_WORKERS: Final = {
     "lies": Manners(lies=True), "picky": Manners(picky=True), "forgetful": Manners(forgetful=True),
     "lies and never plays": Manners(lies=True, silent=frozenset({Action.PLAY})),

@@ -39,6 +39,7 @@ from tasks.dispute.moves import (
 )
 from tasks.engines import tuning_plan
 from tasks.engines.dataset_layout import NodePlace
+from tasks.kinds.container import LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
 from tasks.kinds.finetune import STEP_CALLS_MAX
 from tasks.ledger import (
     bonds,
@@ -46,6 +47,7 @@ from tasks.ledger import (
     custody_transitions,
     dispute_transitions,
     group_transitions,
+    metering_transitions,
     serving_transitions,
     transitions,
     trial_transitions,
@@ -54,6 +56,7 @@ from tasks.ledger.custody_records import load_custody
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.group_transitions import CANCEL_GROUP
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.meter_records import ContainerEnd
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.questions import question_of
@@ -94,7 +97,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tasks.trials import LINKS_MAX, SAMPLES_MAX, ShownLink, shown_to_value
 from tests.ethereum import sign_dynamic
-from tests.tasks import groups
+from tests.tasks import containers, groups
 from tests.tasks.generated import generated
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
@@ -250,6 +253,11 @@ def largest(kind: int) -> list[Value]:
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
         case transitions.OPEN_WINDOW:
             return [task, window, [opening_to_value(opening)] * SAMPLED_MAX]
+        case metering_transitions.METER_TASK:
+            return [task, SECONDS_MAX]
+        case metering_transitions.FINISH_TASK:
+            end = ContainerEnd(ExitKind.EXITED, 255, h, OUTPUT_BYTES_MAX, h, LOG_BYTES_MAX, b"")
+            return metering_transitions.finish_values(task, SECONDS_MAX, end)
         case _:
             return [task, amount]
 
@@ -294,10 +302,21 @@ def play_groups() -> None:
     assert world.send(REQUESTER, CANCEL_GROUP, [other]) is None
 
 
+def play_containers() -> None:
+    """A container is metered, and ends."""
+    world = World()
+    containers.host(world, 1)
+    task, worker = containers.started(world)
+    world.block(359_000)
+    assert containers.meter(world, worker, task, 300) is None
+    assert containers.finish(world, worker, task, 303) is None
+
+
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
     play_trials()
     play_groups()
+    play_containers()
     for seed in range(4):
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind

@@ -1,0 +1,321 @@
+"""The kind ``container``: a command in an image, paid by the second, that nobody checks (market.md R93).
+
+Assurance V0: no program, no segments, no state. A step is one second, and a window is a tick of the meter.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from tasks.engines.errors import UnsupportedJob
+from tasks.kinds.fields import Found, KindFields
+from tasks.kinds.plan import Input
+from tasks.programs.program import Program
+from tasks.programs.tensors import TensorType
+
+__all__ = [
+    "CONTAINER_FIELDS",
+    "CONTAINER_NAMES",
+    "KIND_CONTAINER",
+    "LEVEL_METERED",
+    "LOG_BYTES_MAX",
+    "MEMORY_MIB_MIN",
+    "METER_RESERVED",
+    "OUTPUT_BYTES_MAX",
+    "PROFILE_METERED_1",
+    "SECONDS_MAX",
+    "SECOND_UNITS_MAX",
+    "TICK_S_MAX",
+    "TICK_S_MIN",
+    "ContainerPart",
+    "ContainerPlan",
+    "ExitKind",
+    "Image",
+    "Metering",
+    "Mount",
+    "MountForm",
+    "Process",
+    "Storage",
+    "check_container",
+    "is_container_path",
+]
+
+KIND_CONTAINER: Final = "container"
+LEVEL_METERED: Final = 0
+"""Assurance V0: seconds are metered, and nothing about the work is proven."""
+PROFILE_METERED_1: Final = "metered/1"
+METER_RESERVED: Final = "reserved"
+"""What is paid are seconds for which the machine is reserved, whether the container uses it or not."""
+REPOSITORY_LENGTH_MAX: Final = 255
+COMMAND_MAX: Final = 256
+ENVIRONMENT_MAX: Final = 128
+MOUNTS_MAX: Final = 16
+PATH_LENGTH_MAX: Final = 255
+MOUNT_BYTES_MAX: Final = 1 << 40
+OUTPUT_BYTES_MAX: Final = 1 << 32
+LOG_BYTES_MAX: Final = 1 << 20
+"""The last bytes of what a container has printed are kept."""
+DISK_MIB_MIN: Final = 16
+DISK_MIB_MAX: Final = 1 << 24
+MEMORY_MIB_MIN: Final = 16
+CORES_MAX: Final = 1024
+USER_MAX: Final = 65_535
+TICK_S_MIN: Final = 10
+TICK_S_MAX: Final = 3_600
+SECONDS_MAX: Final = 30 * 86_400
+GRACE_S_MIN: Final = 10
+GRACE_S_MAX: Final = 3_600
+RETRIES_MAX: Final = 8
+SECOND_UNITS_MAX: Final = 1 << 47
+"""Work units that a second may count: a price of all seconds stays within the range of amounts."""
+
+_HOST: Final = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?(?::[0-9]{1,5})?/)?"
+_PATH_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY: Final = re.compile(f"{_HOST}{_PATH_PART}(?:/{_PATH_PART})*", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_BARRED: Final = ("/proc", "/sys", "/dev", "/scratch", "/tmp", "/var/tmp", "/run")  # noqa: S108  names, not used
+"""Folders of the machine's own in every container."""
+
+
+class MountForm(IntEnum):
+    """What the blob of a mount is."""
+
+    FILE = 0
+    FOLDER = 1
+    """A packed folder (``tasks.kinds.folders``)."""
+
+
+class ExitKind(IntEnum):
+    """How a container ended; stable numbers."""
+
+    EXITED = 1
+    """``code`` is its exit code."""
+    SIGNALLED = 2
+    """``code`` is the number of the signal."""
+    OUT_OF_MEMORY = 3
+    OUT_OF_DISK = 4
+    NOT_STARTED = 5
+    """The image has no such command, or is for another kind of processor."""
+    STOPPED = 6
+    """Its requester stopped it, or its time was used up."""
+
+
+class Image(NamedTuple):
+    """An image: the repository that it is pulled from, and the SHA-256 of its manifest."""
+
+    repository: str
+    digest: bytes
+
+    @property
+    def reference(self) -> str:
+        """The reference that container engines take."""
+        return f"{self.repository}@sha256:{self.digest.hex()}"
+
+
+class Process(NamedTuple):
+    """What runs in the image. No ``command`` is that of the image; ``environment`` has ``NAME=value``, sorted.
+
+    ``user`` is user and group.
+    """
+
+    command: tuple[str, ...]
+    environment: tuple[str, ...]
+    user: int
+
+
+class Mount(NamedTuple):
+    """A blob at a path of the container, read only."""
+
+    path: str
+    blob: bytes
+    size_bytes: int
+    form: MountForm
+
+
+class Storage(NamedTuple):
+    """Mounts, the folder whose content is the result (empty: none) with its most bytes, and the reserved disk."""
+
+    mounts: tuple[Mount, ...]
+    output: str
+    output_bytes_max: int
+    disk_mib: int
+
+
+class Metering(NamedTuple):
+    """What is metered; how long the meter may be silent beyond a tick; how often another machine begins again."""
+
+    name: str
+    grace_s: int
+    retries: int
+
+
+class ContainerPlan:
+    """The plan of a container's seconds: no program and no state."""
+
+    def __init__(self, second_units: int) -> None:
+        """For seconds that count as ``second_units`` work units."""
+        self.step_units = second_units
+        self.state_limit_bytes = 0
+        self.parameters = 0
+        self.seed = bytes(HASH_BYTES)
+
+    @property
+    def program(self) -> Program:
+        """There is none. Raises UnsupportedJob."""
+        raise UnsupportedJob("a container has no program: nobody can check it")
+
+    def check(self) -> None:
+        """Nothing is computed that could leave a range."""
+
+    def tensors(self) -> dict[str, TensorType]:
+        """Return no tensors."""
+        return {}
+
+    def alike(self) -> tuple[tuple[int, str, TensorType], ...]:
+        """Return no tensors."""
+        return ()
+
+
+class ContainerPart(NamedTuple):
+    """What a specification of this kind has of its own."""
+
+    image: Image
+    process: Process
+    storage: Storage
+    cores: int
+    metering: Metering
+
+    @classmethod
+    def of(cls, found: Found) -> ContainerPart:
+        """Return the part of fields whose types are checked."""
+        return cls(
+            Image(found["image.repository"], found["image.digest"]),
+            Process(
+                tuple(found["process.command"]), tuple(found["process.environment"]), found["process.user"]
+            ),
+            Storage(
+                tuple(_mount(item) for item in found["storage.mounts"]), found["storage.output"],
+                found["storage.output_bytes_max"], found["storage.disk_mib"],
+            ),
+            found["cores"],
+            Metering(*[found[f"metering.{name}"] for name in Metering._fields]),
+        )  # fmt: skip
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What must be named as this version runs it."""
+        return (self.metering.name,)
+
+    @property
+    def dataset(self) -> Any:
+        """A container has mounts and no rows. Raises UnsupportedJob."""
+        raise UnsupportedJob("a container has no data set")
+
+    @property
+    def mounts_bytes(self) -> int:
+        """Bytes of all mounts."""
+        return sum(mount.size_bytes for mount in self.storage.mounts)
+
+    def to_value(self) -> list[Value]:
+        """Return the part's fields in their order."""
+        mounts, output, most, disk = self.storage
+        command, environment, user = self.process
+        return [
+            list(self.image), [list(command), list(environment), user],
+            [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
+            list(self.metering),
+        ]  # fmt: skip
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Return nothing: no root of tensors names what a container reads."""
+        return ()
+
+
+def _mount(item: Any) -> Mount:
+    match item:
+        case [str(path), bytes(blob), int(size), int(form)] if (
+            len(blob) == HASH_BYTES and 0 <= size <= MOUNT_BYTES_MAX and form in (0, 1)
+        ):
+            return Mount(path, blob, size, MountForm(form))
+        case _:
+            raise DecodeError("not a job specification: storage.mounts: [path, blob, bytes, form] expected")
+
+
+CONTAINER_NAMES: Final = (METER_RESERVED,)
+CONTAINER_FIELDS: Final = KindFields(
+    fields=(
+        ("image", list, Image._fields), ("process", list, Process._fields), ("storage", list, Storage._fields),
+        ("cores", int, ()), ("metering", list, Metering._fields),
+    ),
+    ranges={
+        "process.user": (0, USER_MAX), "cores": (1, CORES_MAX),
+        "storage.output_bytes_max": (0, OUTPUT_BYTES_MAX), "storage.disk_mib": (DISK_MIB_MIN, DISK_MIB_MAX),
+        "metering.grace_s": (GRACE_S_MIN, GRACE_S_MAX), "metering.retries": (0, RETRIES_MAX),
+    },
+    hashes=frozenset({"image.digest"}),
+    texts=frozenset({"image.repository", "storage.output", "metering.name"}),
+    names=frozenset({"process.command", "process.environment"}),
+    lists=frozenset({"storage.mounts"}),
+)  # fmt: skip
+
+
+def _wrong(field: str, text: str) -> DecodeError:
+    return DecodeError(f"not a job specification: {field}: {text}")
+
+
+def check_container(part: ContainerPart) -> None:
+    """Check what types alone do not: names, paths, and what they allow together. Raises DecodeError."""
+    repository = part.image.repository
+    if len(repository) > REPOSITORY_LENGTH_MAX or not _REPOSITORY.fullmatch(repository):
+        raise _wrong("image.repository", "a repository as docker.io/library/python expected, without a tag")
+    command, environment, _ = part.process
+    if len(command) > COMMAND_MAX or any("\0" in word for word in command):
+        raise _wrong("process.command", f"{COMMAND_MAX} words at most, without the byte 0")
+    _check_environment(environment)
+    _check_paths(part.storage)
+
+
+def _check_environment(environment: tuple[str, ...]) -> None:
+    names = [item.partition("=")[0] for item in environment]
+    if len(environment) > ENVIRONMENT_MAX or names != sorted(set(names)):
+        raise _wrong("process.environment", f"{ENVIRONMENT_MAX} names at most, sorted, each once")
+    for item, name in zip(environment, names, strict=True):
+        if "=" not in item or "\0" in item or not _NAME.fullmatch(name):
+            raise _wrong("process.environment", f"NAME=value expected, not {item[:40]!r}")
+        if name.startswith("DEKUBE_"):
+            raise _wrong("process.environment", f"{name[:40]}: names with DEKUBE_ are the machine's own")
+
+
+def _check_paths(storage: Storage) -> None:
+    if len(storage.mounts) > MOUNTS_MAX:
+        raise _wrong("storage.mounts", f"{MOUNTS_MAX} at most")
+    if bool(storage.output) != bool(storage.output_bytes_max):
+        raise _wrong("storage.output_bytes_max", "above 0 with an output folder, 0 without one")
+    paths = [mount.path for mount in storage.mounts]
+    if paths != sorted(paths):
+        raise _wrong("storage.mounts", "sorted by their paths expected")
+    for path in (*paths, *([storage.output] if storage.output else [])):
+        if not is_container_path(path):
+            raise _wrong("storage", f"{path[:80]!r} is no path that a container may have something at")
+    folders = sorted(path[1:].split("/") for path in (*paths, storage.output) if path)
+    for one, other in pairwise(folders):
+        if other[: len(one)] == one:
+            raise _wrong("storage", f"/{'/'.join(other)[:80]} lies in another mount or output")
+
+
+def is_container_path(path: str) -> bool:
+    """Tell whether a container may have a mount or its output at a path.
+
+    It is absolute and normal, and no folder of the machine's own.
+    """
+    if not path.startswith("/") or path == "/" or len(path) > PATH_LENGTH_MAX or not path.isprintable():
+        return False
+    if ":" in path or "\\" in path or "," in path or any(part in ("", ".", "..") for part in path[1:].split("/")):
+        return False
+    return not any(path == barred or path.startswith(barred + "/") for barred in _BARRED)

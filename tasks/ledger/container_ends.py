@@ -1,0 +1,52 @@
+"""How a task with a container ends: what its machine says of it, and the last seconds (market.md R96)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from state.primitives.hashing import ZERO_HASH
+from state.primitives.receipts import EventType
+from tasks.errors import MeterMismatch, WrongPhase
+from tasks.kinds.container import ExitKind
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.meter_records import ContainerEnd, load_meter, save_meter
+from tasks.ledger.metering import SECONDS_METERED, pay_until, require_metered
+from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.ledger.progress import wind_up
+
+__all__ = ["METER_EVENTS", "finish_container"]
+
+CONTAINER_ENDED: Final = EventType(
+    LEDGER_ADDRESS,
+    "ContainerEnded(bytes32 indexed task, address indexed worker, uint256 kind, uint256 code, bytes32 output, "
+    "bytes32 logs)",
+)
+METER_EVENTS: Final = (SECONDS_METERED, CONTAINER_ENDED)
+
+
+def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
+    """End a task whose container has ended, and pay what is left of its seconds (R96).
+
+    Raises KindMismatch, WrongPhase, MeterAhead, MeterMismatch.
+    """
+    part, record = require_metered(case), case.record
+    if record.phase != Phase.RUNNING:
+        raise WrongPhase(record.phase.name.lower())
+    if end.kind == ExitKind.STOPPED and not record.ending:
+        raise MeterMismatch("nobody has stopped the container: who cannot run it any more gives the task up")
+    if end.output_bytes > part.storage.output_bytes_max:
+        raise MeterMismatch(f"{end.output_bytes} bytes of output, at most {part.storage.output_bytes_max}")
+    meter = pay_until(case, load_meter(case.state, record.id), own_seconds)
+    save_meter(case.state, record.id, meter._replace(end=end))
+    case.scope.emit(
+        CONTAINER_ENDED(
+            record.id, record.worker, end.kind, end.code, end.output or ZERO_HASH, end.logs or ZERO_HASH
+        )
+    )
+    if record.ending == Phase.CANCELLED:
+        wind_up(case, Phase.CANCELLED, Reason(record.ending_reason))
+    elif end.kind == ExitKind.STOPPED:
+        wind_up(case, Phase.FAILED, Reason.TIME_USED_UP)
+    else:
+        is_well = end.kind == ExitKind.EXITED and end.code == 0
+        wind_up(case, Phase.SETTLED if is_well else Phase.FAILED, Reason.CONTAINER_EXITED)

@@ -1,0 +1,130 @@
+"""Containers on the ledger: their seconds are counted by the chain's time, paid at once, and never judged.
+
+See market.md 5.7, R94 to R96.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from state.primitives.receipts import EventType
+from tasks.errors import KindMismatch, MeterAhead, MeterMismatch, WrongPhase
+from tasks.kinds.container import ContainerPart
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
+from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.ledger.settlement import pay_seconds
+from tasks.spec import container_of
+
+__all__ = [
+    "SECONDS_METERED",
+    "begin_meter",
+    "check_proven",
+    "meter_seconds",
+    "pay_until",
+    "require_metered",
+    "silent_for_ms",
+    "stop_container",
+]
+
+SECONDS_METERED: Final = EventType(
+    LEDGER_ADDRESS,
+    "SecondsMetered(bytes32 indexed task, address indexed worker, uint256 added, uint256 total, uint256 paid)",
+)
+
+
+def require_metered(case: Case) -> ContainerPart:
+    """Return what is run, of a container alone. Raises KindMismatch."""
+    if not case.spec.is_metered:
+        raise KindMismatch("no seconds of this task are metered: its windows are proven")
+    return container_of(case.spec)
+
+
+def check_proven(case: Case) -> None:
+    """Refuse a container where windows are proven or claimed. Raises KindMismatch."""
+    if case.record.is_metered:
+        raise KindMismatch("nothing of a container is proven: its seconds are metered")
+
+
+def _arm(case: Case, *, stops: bool) -> None:
+    part, tick_s = container_of(case.spec), case.spec.tick_s
+    span_s = part.metering.grace_s + (0 if stops else tick_s)
+    case.change(deadline_ms=case.now + 1000 * span_s)
+
+
+def begin_meter(case: Case) -> None:
+    """Begin to count: the container of a new machine runs from now on, and nothing of an earlier one is kept."""
+    meter = load_meter(case.state, case.record.id)
+    save_meter(case.state, case.record.id, meter._replace(began_ms=case.now, own_seconds=0, stop_ms=0))
+    _arm(case, stops=False)
+
+
+def pay_until(case: Case, meter: MeterRecord, own_seconds: int) -> MeterRecord:
+    """Pay the present machine up to ``own_seconds`` since it began; the meter is not written.
+
+    Raises MeterAhead, MeterMismatch.
+    """
+    until_ms = min(case.now, meter.stop_ms) if meter.stop_ms else case.now
+    allowed = max(0, until_ms - meter.began_ms) // 1000
+    if own_seconds > allowed:
+        raise MeterAhead(allowed=allowed, got=own_seconds)
+    seconds = own_seconds - meter.own_seconds
+    if seconds < 0:
+        raise MeterMismatch(f"{meter.own_seconds} seconds are metered already")
+    left = case.spec.schedule.total_steps - meter.seconds
+    if seconds > left:
+        raise MeterMismatch(f"{seconds} seconds more, the task has {left} left")
+    if not seconds:
+        return meter
+    charge = pay_seconds(case, seconds)
+    meter = meter._replace(
+        seconds=meter.seconds + seconds, paid=meter.paid + charge, own_seconds=own_seconds
+    )  # fmt: skip
+    case.change(vain_offers=0)
+    record = case.record
+    case.scope.emit(SECONDS_METERED(record.id, record.worker, seconds, meter.seconds, charge))
+    return meter
+
+
+def meter_seconds(case: Case, own_seconds: int) -> None:
+    """Count and pay whole ticks since the container's start (R94).
+
+    With the last of them its time is used up: it ends within the grace.
+    Raises KindMismatch, WrongPhase, MeterAhead, MeterMismatch.
+    """
+    require_metered(case)
+    if case.record.phase != Phase.RUNNING:
+        raise WrongPhase(case.record.phase.name.lower())
+    meter, task = load_meter(case.state, case.record.id), case.record.id
+    if meter.stop_ms:
+        raise MeterMismatch("the container is to end: only its end is awaited")
+    if own_seconds <= meter.own_seconds:
+        raise MeterMismatch(f"{meter.own_seconds} seconds are metered already")
+    if (own_seconds - meter.own_seconds) % case.spec.tick_s:
+        raise MeterMismatch(f"whole ticks of {case.spec.tick_s} seconds expected")
+    meter = pay_until(case, meter, own_seconds)
+    is_used_up = meter.seconds == case.spec.schedule.total_steps
+    if is_used_up:
+        meter = meter._replace(stop_ms=case.now)
+        case.change(ending=int(Phase.FAILED), ending_reason=int(Reason.TIME_USED_UP))
+    save_meter(case.state, task, meter)
+    _arm(case, stops=is_used_up)
+
+
+def stop_container(case: Case, reason: Reason) -> None:
+    """Have the container of a running task stop: its machine ends it within the grace, and is paid up to now.
+
+    More than one tick is not paid for it. The machine may have been silent for longer.
+    """
+    meter = load_meter(case.state, case.record.id)
+    metered_ms = meter.began_ms + 1000 * meter.own_seconds
+    stop_ms = min(case.now, metered_ms + 1000 * case.spec.tick_s)
+    save_meter(case.state, case.record.id, meter._replace(stop_ms=max(stop_ms, meter.began_ms + 1)))
+    case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason))
+    _arm(case, stops=True)
+
+
+def silent_for_ms(case: Case) -> int:
+    """Return how long the machine of a container has metered nothing."""
+    meter = load_meter(case.state, case.record.id)
+    return max(0, case.now - meter.began_ms - 1000 * meter.own_seconds)

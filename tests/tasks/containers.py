@@ -1,0 +1,92 @@
+"""Containers for tests of the ledger: their specifications, and what their machines send."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tasks.kinds.container import ContainerPart, ExitKind, Image, Metering, Mount, MountForm, Process, Storage
+from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
+from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
+from tasks.ledger.registry import NodeRole
+from tasks.ledger.transitions import ACCEPT_TASK, START_TASK
+from tasks.spec import JobSpec, Requirements, container_job
+from tests.tasks.world import WORTH, Manners, World
+
+__all__ = ["HOST", "RATE_MIN", "TICK_S", "block_until", "container", "end", "finish", "host", "meter", "metered",
+           "part", "second_price", "started"]  # fmt: skip
+
+HOST: Final = NodeRole.COMPUTE | NodeRole.CONTAINER
+TICK_S: Final = 60
+RATE_MIN: Final = 8 * 10**9
+PRICE: Final = WORTH // 1000
+
+
+def part(**changes: Any) -> ContainerPart:
+    return ContainerPart(
+        Image("docker.io/library/python", b"\xd1" * 32),
+        Process(("python", "-c", "print(1)"), ("A=1", "B=two"), 65_534),
+        Storage((Mount("/data", b"d" * 32, 1 << 20, MountForm.FOLDER),), "/output", 1 << 30, 1024),
+        4, Metering("reserved", 300, 1),
+    )._replace(**changes)  # fmt: skip
+
+
+def container(
+    *, ticks: int = 10, tick_s: int = TICK_S, price: int = PRICE, gpus: int = 0, match_ms: int = 600_000,
+    **changes: Any,
+) -> JobSpec:  # fmt: skip
+    return container_job(
+        part(**changes), ticks=ticks, tick_s=tick_s, max_price_per_tera_unit=price,
+        requirements=Requirements(gpus, 1024, RATE_MIN), match_ms=match_ms,
+    )  # fmt: skip
+
+
+def second_price(price: int, cores: int = 4) -> int:
+    """What a second costs before rounding, times 10^12."""
+    return RATE_MIN * cores * price
+
+
+def host(world: World, name: int, **more: Any) -> bytes:
+    """A machine that runs containers; a test says what it sends."""
+    return world.add_machine(
+        name, **{"roles": HOST, "price": PRICE // 2, "manners": Manners(silent=frozenset()), **more}
+    )
+
+
+def block_until(world: World, milliseconds: int) -> None:
+    """Make blocks for so long."""
+    while milliseconds > 0:
+        step = min(5_000, milliseconds)
+        world.block(step)
+        milliseconds -= step
+
+
+def started(world: World, job: JobSpec | None = None) -> tuple[bytes, bytes]:
+    """Have a container start; return the task and its machine."""
+    task = world.create(job or container())
+    for _ in range(50):
+        if world.task(task).worker:
+            break
+        world.block()
+    worker = world.task(task).worker
+    assert worker, "nobody was matched"
+    assert world.send(worker, ACCEPT_TASK, [task, 0]) is None
+    assert world.send(worker, START_TASK, [task, b"m" * 32]) is None
+    return task, worker
+
+
+def meter(world: World, worker: bytes, task: bytes, seconds: int) -> str | None:
+    return world.send(worker, METER_TASK, [task, seconds])
+
+
+def end(kind: ExitKind = ExitKind.EXITED, code: int = 0) -> ContainerEnd:
+    return ContainerEnd(kind, code, b"o" * 32, 10_240, b"l" * 32, 77, b"")
+
+
+def finish(
+    world: World, worker: bytes, task: bytes, seconds: int, kind: ExitKind = ExitKind.EXITED, code: int = 0
+) -> str | None:  # fmt: skip
+    return world.send(worker, FINISH_TASK, finish_values(task, seconds, end(kind, code)))
+
+
+def metered(world: World, task: bytes) -> MeterRecord:
+    return load_meter(world.state, task)
