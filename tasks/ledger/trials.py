@@ -79,7 +79,7 @@ TRIALS_PER_BLOCK_MAX: Final = 8
 CHECKS_MAX: Final = 5
 """Verifiers that are drawn for a trial, one after the other."""
 ANSWERS_NEEDED: Final = 2
-"""Equal answers of verifiers that decide, if the first verifier found a link wrong."""
+"""Equal answers of verifiers that decide."""
 ROUND_ARCS: Final = 257
 """Parts of the index that a round visits in an order of its own. A prime: no distance is likelier."""
 ROUND_LIMIT_BYTES: Final = 64
@@ -611,9 +611,7 @@ def _draw_verifier(
             if is_available(other, block.steady_ms, parameters) and barred.isdisjoint(other.parties)
         ]
     if not pool:
-        is_doubted = any(record.answers) and _RIGHT not in record.answers
-        ending = TrialEnding.DOUBTED if is_doubted else TrialEnding.UNCHECKED
-        _end(state, record, ending, block, emit, parameters)
+        _end_undecided(state, record, block, emit, parameters)
         return
     drawn = min(pool, key=lambda other: digest(b"trial-seat", seed + other.address))
     phase = TrialPhase.SHOWING if not record.shown else TrialPhase.JUDGING
@@ -623,6 +621,21 @@ def _draw_verifier(
     )  # fmt: skip
     _save(state, stored, after)
     emit(TRIAL_DRAWN(record.address, drawn.address))
+
+
+def _end_undecided(
+    state: Overlay, record: TrialRecord, block: BlockContext, emit: Callable[[Event], None],
+    parameters: TaskParameters,
+) -> None:  # fmt: skip
+    """End a trial that no two equal answers decide, and for which nobody else can be drawn."""
+    said = {answer for answer in record.answers if answer}
+    ending = TrialEnding.DOUBTED if said and _RIGHT not in said else TrialEnding.UNCHECKED
+    if said == {_RIGHT}:
+        ending = TrialEnding.CHECKED
+        for verifier, answer in zip(record.used, record.answers, strict=True):
+            if answer:
+                _pay(state, verifier, parameters)
+    _end(state, record, ending, block, emit, parameters)
 
 
 def _parties(state: Reader, address: bytes) -> Sequence[bytes]:
@@ -655,8 +668,8 @@ def judge_trial(
 ) -> None:  # fmt: skip
     """Take the digests of the results that a verifier computed for the links shown.
 
-    Who did not compute them cannot answer that links are right. If the first answer finds one wrong, two equal
-    answers decide. Raises WrongPhase, NotYours, BadEvidence.
+    Who did not compute them cannot answer that links are right. Two equal answers decide. Raises WrongPhase,
+    NotYours, BadEvidence.
     """
     record = find_trial(state, machine)
     if record is None or record.phase is not TrialPhase.JUDGING:
@@ -674,7 +687,7 @@ def judge_trial(
         by_answer.setdefault(given, []).append(verifier)
     by_answer.pop(b"", None)
     agreeing = by_answer.pop(answer)
-    if len(agreeing) < ANSWERS_NEEDED and (by_answer or not is_right):
+    if len(agreeing) < ANSWERS_NEEDED:
         # The end of a block draws the next one: a draw reads many machines, of which few are in a block.
         _save(state, stored, record._replace(due_ms=block.steady_ms))
         return
