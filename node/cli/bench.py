@@ -29,6 +29,7 @@ _BENCHES: Final = {
     "light": ("node.bench.light", "Verify epoch records and account proofs as a light client."),
     "market": ("node.bench.market", "Execute the worst blocks over a market of many tasks and machines."),
     "exact": ("node.bench.exact", "Fine-tune and decode with exact programs and in plain float32."),
+    "executor": ("node.bench.executor", "Start jobs as processes and as containers."),
     "generate": ("node.bench.generate", "Decode with a language model, exactly and in plain float32."),
     "operators": ("node.bench.operators", "Compare the time of every operator of programs with its work units."),
     "train": ("node.bench.train", "Train with the exact engine and with plain NumPy."),

@@ -99,6 +99,8 @@ BOUNDS: Final = {
     "storage.bytes_kept_max": (0, _BYTES_MAX),
     "executor.jobs_max": (0, 1_024),
     "executor.verifications_max": (0, 1_024),
+    "executor.docker.disk_gib": (1, 1 << 20),
+    "executor.docker.image_gib": (1, 1 << 20),
     "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),
@@ -438,15 +440,20 @@ def dump_options(options: HomeOptions) -> str:
         if not dataclasses.is_dataclass(value):
             lines.append(f"{f.name} = {toml_value(value)}")
             continue
-        default: Any = type(value)()  # type: ignore[misc]
-        changed = [
-            f"{g.name} = {toml_value(getattr(value, g.name))}"
-            for g in dataclasses.fields(value)
-            if getattr(value, g.name) != getattr(default, g.name)
-        ]
-        if changed:
-            tables.append(f"\n[{f.name}]\n" + "\n".join(changed))
+        tables += _dump_table(value, f.name)
     return "\n".join(lines + tables) + "\n"
+
+
+def _dump_table(value: Any, where: str) -> list[str]:
+    """Return the table of some options with the values that differ from the defaults, then the tables in it."""
+    default, changed, inner = type(value)(), [], []
+    for f in dataclasses.fields(value):
+        found = getattr(value, f.name)
+        if dataclasses.is_dataclass(found):
+            inner += _dump_table(found, f"{where}.{f.name}")
+        elif found != getattr(default, f.name):
+            changed.append(f"{f.name} = {toml_value(found)}")
+    return ([f"\n[{where}]\n" + "\n".join(changed)] if changed else []) + inner
 
 
 def toml_value(value: object) -> str:

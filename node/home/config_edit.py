@@ -30,9 +30,11 @@ def edit_options(text: str, options: HomeOptions) -> str:
         for name, value in flat_options(options).items():
             if before[name] != value:
                 table, _, key = name.rpartition(".")
-                if table and table not in document:
-                    document[table] = tomlkit.table()
-                container: Any = document[table] if table else document
+                container: Any = document
+                for part in table.split(".") if table else ():
+                    if part not in container:
+                        container[part] = tomlkit.table()
+                    container = container[part]
                 container[key] = _plain(value)
         edited = tomlkit.dumps(document)
     except TOMLKitError as error:

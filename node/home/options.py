@@ -184,6 +184,26 @@ class SyncOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DockerOptions:
+    """Containers of strangers on a Docker engine of this machine (docs/operations.md)."""
+
+    enabled: bool = False
+    socket: str = "/var/run/docker.sock"
+    images: tuple[str, ...] = ("*",)
+    """Repositories that may run; one that ends with ``*`` stands for all that begin so."""
+    disk_gib: int = 64
+    """Half for images, half for the disks of containers."""
+    image_gib: int = 16
+    """An image that has more unpacked is refused."""
+    logins: str = ""
+    """File of logins for registries, like Docker's config.json, readable by its owner alone."""
+    root_allowed: bool = True
+    """Run user 0 without rights on an engine without user namespaces; false: refuse it."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that containers may have."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """Jobs on this machine."""
 
@@ -194,6 +214,7 @@ class ExecutorOptions:
     """Measures without which no job may run here (docs/operations.md); all others are taken where they can be."""
     jobs_max: int = 1
     verifications_max: int = 1
+    docker: DockerOptions = field(default_factory=DockerOptions)
 
 
 @dataclass(frozen=True, slots=True)

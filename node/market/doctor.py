@@ -55,6 +55,14 @@ class Facts:
     job_error: str = ""
     """Why a job could not be tried."""
     isolation_missing: tuple[str, ...] = ()
+    containers: bool = False
+    """The options lend a container engine."""
+    container_engine: str = ""
+    """Its version, empty if it does not answer."""
+    container_missing: tuple[str, ...] = ()
+    """What it and the machine lack for containers, or why it does not answer."""
+    container_users: bool = False
+    """It has a user namespace for containers."""
     gpus: tuple[str, ...] = ()
     driver: str = ""
     """Version of the driver of GPUs, empty if the kernel has none."""
@@ -82,7 +90,19 @@ def examine(facts: Facts) -> Sequence[Finding]:
     """Return all findings, in the order in which they are best mended."""
     return [
         finding
-        for look in (_keys, _memory, _disk, _open_files, _engine, _isolation, _speed, _ports, _node, _entry)
+        for look in (
+            _keys,
+            _memory,
+            _disk,
+            _open_files,
+            _engine,
+            _isolation,
+            _containers,
+            _speed,
+            _ports,
+            _node,
+            _entry,
+        )
         for finding in look(facts)
     ]
 
@@ -172,6 +192,24 @@ def _isolation(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("isolation", Verdict.FINE, "jobs reach no file, process or network")
+
+
+def _containers(facts: Facts) -> Iterator[Finding]:
+    if not facts.containers:
+        return
+    if not facts.container_engine or facts.container_missing:
+        yield Finding(
+            "containers", Verdict.FAULT, f"none are lent: {', '.join(facts.container_missing)}",
+            "start the engine, check executor.docker.socket, and see docs/operations.md (Containers)",
+        )  # fmt: skip
+    elif not facts.container_users:
+        yield Finding(
+            "containers", Verdict.WARNING,
+            f"engine {facts.container_engine}; user 0 of a container is this machine's root without its rights",
+            "set userns-remap for the engine, or executor.docker.root_allowed to false",
+        )  # fmt: skip
+    else:
+        yield Finding("containers", Verdict.FINE, f"engine {facts.container_engine}")
 
 
 def _speed(facts: Facts) -> Iterator[Finding]:

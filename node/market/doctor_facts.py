@@ -22,6 +22,9 @@ from node.market.machine import available_memory_bytes, describe_machine, measur
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DekubeError
 from state.primitives.listen import parse_listen
+from tasks.executor.containers.backend import EngineFacts
+from tasks.executor.containers.docker import engine_facts
+from tasks.executor.containers.engine import Engine
 from tasks.executor.supervisor import Capabilities, ProcessBackend, ProcessOptions
 
 __all__ = ["gather"]
@@ -42,6 +45,7 @@ def gather(
     runs_jobs = bool({"compute", "verify"} & set(options.roles))
     device, missing, error = _tried(options) if runs_jobs else ("", (), "")
     rate = measure_rate() if runs_jobs else None
+    engine = _container_engine(options) if options.executor.docker.enabled else EngineFacts("", (), False, False)
     profile = describe_machine(bytes(ADDRESS_BYTES), options, 0)
     return Facts(
         roles=options.roles,
@@ -49,6 +53,10 @@ def gather(
         device=device,
         job_error=error,
         isolation_missing=missing,
+        containers=options.executor.docker.enabled,
+        container_engine=engine.version,
+        container_missing=engine.missing,
+        container_users=engine.has_user_namespace,
         gpus=tuple(f"{gpu.model} ({gpu.memory_mib} MiB)" for gpu in profile.gpus),
         driver=_driver(),
         cores=profile.cores,
@@ -79,6 +87,23 @@ def _tried(options: NodeOptions) -> tuple[str, tuple[str, ...], str]:
         return "", (), str(error) or type(error).__name__
     required = frozenset(options.executor.isolation) - got.isolation
     return got.device, tuple(sorted(got.missing | required)), ""
+
+
+def _container_engine(options: NodeOptions) -> EngineFacts:
+    """Return what the engine for containers grants; without one, why it does not answer."""
+
+    async def probe() -> EngineFacts:
+        with trio.fail_after(PROBE_TIMEOUT_S):
+            engine = Engine(options.executor.docker.socket)
+            try:
+                return await engine_facts(engine)
+            finally:
+                await engine.aclose()
+
+    try:
+        return trio.run(probe)
+    except (DekubeError, OSError, trio.TooSlowError) as error:
+        return EngineFacts("", (str(error) or type(error).__name__,), False, False)
 
 
 def _driver() -> str:

@@ -23,6 +23,7 @@ from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
 from node.market.challenges import Challenges
+from node.market.containers import Containers, containers_of
 from node.market.disputes import Disputes, NothingToSay, games_of
 from node.market.false_outputs import FalseOutputs
 from node.market.inputs import Inputs
@@ -157,6 +158,13 @@ class DutyService:
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
         )
+        self.containers: Containers | None = None
+        """Containers on this machine's engine, where the options lend it."""
+        if options.executor.docker.enabled:
+            self.containers = containers_of(
+                options.executor.docker, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
+            )
+        self._lends_containers = False
         self._false_outputs = FalseOutputs(ledger, wallet, keys)
         self._verifier = self.verifier_type(
             ledger, wallet, inputs, executor, promises, parameters, self._false_outputs,
@@ -321,6 +329,8 @@ class DutyService:
         is_machine = bool({"compute", "verify", "storage"} & set(self._options.roles))
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
         async with trio.open_nursery() as nursery:
+            if self.containers is not None:
+                nursery.start_soon(self.containers.tidy)
             if is_machine and self._options.registry.auto_register:
                 nursery.start_soon(self._measure)
             nursery.start_soon(self._executor.run_players)
@@ -351,6 +361,8 @@ class DutyService:
             if duty.action in (Action.OPEN, Action.SERVE):
                 answer = self._worker.open if duty.action is Action.OPEN else self._worker.serve
                 self._start(nursery, (duty.action.value, duty.task, duty.window), answer, duty)
+            elif self.containers is not None and load_task(state, duty.task).is_metered:
+                self._start(nursery, ("work", duty.task), self.containers.work, duty.task)
             else:
                 self._start(nursery, ("work", duty.task), self._worker.work, duty.task)
         for check in verification_duties(state, self.address):
@@ -526,9 +538,12 @@ class DutyService:
                 _log.error("no job may run on this machine, so it takes none", error=str(error))
                 return
         self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
+        if self.containers is not None:
+            self._lends_containers = await self.containers.is_ready()
         self._profile = await trio.to_thread.run_sync(
-            describe_machine, self.address, self._options, self._speed.units_per_s
-        )
+            partial(describe_machine, containers=self._lends_containers), self.address, self._options,
+            self._speed.units_per_s,
+        )  # fmt: skip
         while self._profile is not None and not self._speed.is_steady:
             await trio.sleep(MEASURE_AGAIN_S)
             if self._attempts.running or self._is_leaving:

@@ -91,8 +91,11 @@ class Rate(NamedTuple):
     is_steady: bool
 
 
-def describe_machine(address: bytes, options: NodeOptions, rate: int) -> NodeProfile:
-    """Return the profile of this machine; blocks for a moment where it asks the driver for its cards."""
+def describe_machine(address: bytes, options: NodeOptions, rate: int, *, containers: bool = False) -> NodeProfile:
+    """Return the profile of this machine; blocks for a moment where it asks the driver for its cards.
+
+    ``containers``: its engine runs containers of strangers.
+    """
     roles = NodeRole(0)
     if "compute" in options.roles:
         roles |= NodeRole.COMPUTE
@@ -100,6 +103,8 @@ def describe_machine(address: bytes, options: NodeOptions, rate: int) -> NodePro
         roles |= NodeRole.VERIFY
     if "storage" in options.roles:
         roles |= NodeRole.STORAGE
+    if containers and "compute" in options.roles:
+        roles |= NodeRole.CONTAINER
     operator, consent = parse_operator(options.registry) or (address, b"")
     gpus, lanes = _gpus() if "compute" in options.roles else ((), 0)
     return NodeProfile(

@@ -109,7 +109,7 @@ class ContainerBackend(Protocol):
         ...
 
     async def running(self) -> frozenset[bytes]:
-        """Return the tasks (their first 16 bytes) that have a container of this node, whatever its state."""
+        """Return the tasks that have a container of this node which was started; it may have ended."""
         ...
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:

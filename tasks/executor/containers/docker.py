@@ -41,7 +41,7 @@ from tasks.executor.containers.settings import (
     scratch_volumes,
 )
 
-__all__ = ["DockerBackend", "DockerOptions"]
+__all__ = ["DockerBackend", "DockerOptions", "engine_facts"]
 
 _log = structlog.get_logger("containers")
 
@@ -59,16 +59,14 @@ class DockerOptions:
     """What this node lends on a Docker engine.
 
     ``images`` are the repositories that may run; one that ends with ``*`` stands for all that begin so.
-    ``disk_gib`` bounds what images and containers of this node take together, ``image_gib`` one image. ``logins``
-    is a file like Docker's ``config.json``. Without ``root_allowed`` a job that wants user 0 needs an engine with
-    user namespaces.
+    ``disk_gib`` bounds what images and containers of this node take together, ``image_gib`` one image. Without
+    ``root_allowed`` a job that wants user 0 needs an engine with user namespaces.
     """
 
     socket: str = "/var/run/docker.sock"
     images: tuple[str, ...] = ("*",)
     disk_gib: int = 64
     image_gib: int = 16
-    logins: str = ""
     root_allowed: bool = True
     gpus: tuple[str, ...] = ()
 
@@ -77,6 +75,30 @@ class DockerOptions:
         return any(
             repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in self.images
         )
+
+
+async def engine_facts(engine: Engine) -> EngineFacts:
+    """Tell what an engine and this machine grant. Raises EngineUnavailable."""
+    version = await engine.negotiate()
+    info = await engine.get("/info")
+    options = [str(one) for one in info.get("SecurityOptions") or ()]
+    missing = await trio.to_thread.run_sync(missing_for_disks)
+    if info.get("OSType") != "linux":
+        missing.append("Linux containers")
+    if not any(one.startswith("name=seccomp") for one in options):
+        missing.append("seccomp")
+    for key, name in (
+        ("MemoryLimit", "memory limits"), ("SwapLimit", "swap limits"), ("PidsLimit", "process limits"),
+        ("CpuCfsQuota", "processor limits"),
+    ):  # fmt: skip
+        if not info.get(key):
+            missing.append(f"{name} (cgroups)")
+    return EngineFacts(
+        str(version.get("Version", "")), tuple(missing),
+        any(one == "name=userns" or one == "name=rootless" for one in options),
+        "nvidia" in (info.get("Runtimes") or {}),
+        (info.get("InitCommit") or {}).get("ID") != "N/A", str(info.get("DockerRootDir", "")),
+    )  # fmt: skip
 
 
 class DockerBackend:
@@ -109,26 +131,7 @@ class DockerBackend:
 
     async def probe(self) -> EngineFacts:
         """Tell what the engine grants. Raises EngineUnavailable."""
-        version = await self._engine.negotiate()
-        info = await self._engine.get("/info")
-        options = [str(one) for one in info.get("SecurityOptions") or ()]
-        missing = await trio.to_thread.run_sync(missing_for_disks)
-        if info.get("OSType") != "linux":
-            missing.append("Linux containers")
-        if not any(one.startswith("name=seccomp") for one in options):
-            missing.append("seccomp")
-        for key, name in (
-            ("MemoryLimit", "memory limits"), ("SwapLimit", "swap limits"), ("PidsLimit", "process limits"),
-            ("CpuCfsQuota", "processor limits"),
-        ):  # fmt: skip
-            if not info.get(key):
-                missing.append(f"{name} (cgroups)")
-        self._facts = EngineFacts(
-            str(version.get("Version", "")), tuple(missing),
-            any(one == "name=userns" or one == "name=rootless" for one in options),
-            "nvidia" in (info.get("Runtimes") or {}),
-            (info.get("InitCommit") or {}).get("ID") != "N/A", str(info.get("DockerRootDir", "")),
-        )  # fmt: skip
+        self._facts = await engine_facts(self._engine)
         return self._facts
 
     async def _granted(self) -> EngineFacts:
@@ -181,24 +184,23 @@ class DockerBackend:
             {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex()}, self._options.gpus[: request.limits.gpus],
             has_init=facts.has_init,
         )  # fmt: skip
+        await self._remove_container(task)  # one that was made and never started, of an earlier life of the node
         started = False
         try:
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
             made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
             await self._compare(str(made["Id"]), body)
-            await self._begin(str(made["Id"]))
-            started = True
+            started = True  # where the node goes down now, its next life finds the container
+            try:
+                await self._engine.post(f"/containers/{made['Id']}/start")
+            except EngineError as error:
+                started = False
+                raise NotStarted(str(error)) from None
         finally:
             if not started:
                 with trio.CancelScope(shield=True):
                     await self.remove(task)
         _log.info("a container runs", task=task, image=request.image.reference)
-
-    async def _begin(self, container: str) -> None:
-        try:
-            await self._engine.post(f"/containers/{container}/start")
-        except EngineError as error:
-            raise NotStarted(str(error)) from None
 
     async def _compare(self, container: str, body: Mapping[str, Any]) -> None:
         """Compare settings and disk with the order, before the start. Raises SettingsDiffer."""
@@ -212,20 +214,22 @@ class DockerBackend:
 
     async def running(self) -> frozenset[bytes]:
         """Return the tasks that have a container of this node (``ContainerBackend``)."""
-        return frozenset(bytes.fromhex(task) for task in await self._own())
+        return frozenset(task for task, state in (await self._own()).items() if state != "created")
 
-    async def _own(self) -> dict[str, str]:
-        """Return this node's containers by task. Label and name must both say so: an image can bring labels."""
+    async def _own(self) -> dict[bytes, str]:
+        """Return the states of this node's containers by task.
+
+        Label and name must both say that they are: an image can bring labels.
+        """
         filters = f'{{"label":["{LABEL_NODE}={self._node.hex()}"]}}'
-        own: dict[str, str] = {}
+        own: dict[bytes, str] = {}
         for found in await self._engine.get("/containers/json", all="1", filters=filters):
-            task = str((found.get("Labels") or {}).get(LABEL_TASK, ""))
             try:
-                name = container_name(self._node, bytes.fromhex(task))
+                task = bytes.fromhex(str((found.get("Labels") or {}).get(LABEL_TASK, "")))
             except ValueError:
                 continue
-            if f"/{name}" in (found.get("Names") or ()):
-                own[task] = str(found["Id"])
+            if f"/{container_name(self._node, task)}" in (found.get("Names") or ()):
+                own[task] = str(found.get("State", ""))
         return own
 
     async def _find(self, task: bytes) -> dict[str, Any] | None:
@@ -244,7 +248,7 @@ class DockerBackend:
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
         rotations, heard_at = RotationWatch(), trio.current_time()
-        up_s = 0.0
+        up_s = paused_s = 0.0
         while True:
             try:
                 found = await self._find(task)
@@ -258,10 +262,12 @@ class DockerBackend:
             if found is None:
                 return Ended(End.LOST, 0, up_s)
             state = found["State"]
-            up_s = max(up_s, _up_s(state))
+            up_s = max(up_s, _up_s(state) - paused_s)
             if not state["Running"]:
                 return await self._ended(task, state, up_s)
-            on_look(Look(is_up=not state.get("Paused") and not state.get("Restarting"), up_s=up_s))
+            is_up = not state.get("Paused") and not state.get("Restarting")
+            paused_s += 0 if is_up else LOOK_S
+            on_look(Look(is_up=is_up, up_s=up_s))
             if up_s >= request.limits.time_limit_s:
                 self._why.setdefault(task, End.TIME_LIMIT)
                 await self.stop(task, request.limits.grace_s)
@@ -329,6 +335,11 @@ class DockerBackend:
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
+        await self._remove_container(task)
+        await trio.to_thread.run_sync(self.disk(task).remove)
+        self._why.pop(task, None)
+
+    async def _remove_container(self, task: bytes) -> None:
         found = await self._find(task)
         if found is not None:
             try:
@@ -336,13 +347,11 @@ class DockerBackend:
             except EngineError as error:
                 if error.status not in (404, 409):  # 409: its removal goes on already
                     raise
-        await trio.to_thread.run_sync(self.disk(task).remove)
-        self._why.pop(task, None)
 
     async def sweep(self, kept: frozenset[bytes]) -> int:
         """Remove this node's containers and disks of tasks that are not ``kept``; return how many went."""
         removed = 0
-        for task in await self.running() - kept:
+        for task in (await self._own()).keys() - kept:
             await self.remove(task)
             removed += 1
         names = {task.hex()[:32] for task in kept}

@@ -7,6 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 
+from node.market.container_files import ContainerNote, decode_container_note, encode_container_note
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
 from tasks.executor.containers.images import PullTotals
@@ -14,9 +15,12 @@ from tasks.executor.containers.log_stream import LogFrames
 from tasks.executor.containers.logins import decode_logins
 from tasks.executor.containers.outputs import pack_outputs
 from tasks.executor.containers.settings import image_facts
-from tests.fuzz.targets.base import Target
+from tasks.kinds.container import ExitKind
+from tasks.ledger.meter_records import ContainerEnd
+from tests.fuzz.targets.base import Target, canonical
 
 OUTPUT_BYTES = 1 << 16
+END = ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"", 0, b"")
 LOG = b"\x01\0\0\0\0\0\0\x05begun\x02\0\0\0\0\0\0\x06failed"
 LOGINS = b'{"auths": {"registry.test:5000": {"auth": "a2VlcGVyOmNvcnJlY3QgaG9yc2U="}}}'
 PULL = b'{"status": "Downloading", "id": "ab", "progressDetail": {"current": 5, "total": 10}}'
@@ -53,6 +57,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "log of a container", Target(
         lambda data: LogFrames().feed(data), (LOG,), ("tasks.executor.containers.log_stream:LogFrames.feed",),
         (EngineError,),
+    )  # fmt: skip
+    yield "note of a container", Target(
+        canonical(decode_container_note, encode_container_note),
+        tuple(encode_container_note(note) for note in (ContainerNote(), ContainerNote(60, 5, END))),
+        ("node.market.container_files:decode_container_note",),
     )  # fmt: skip
     yield "outputs of a container", Target(
         _pack, (_archive(),), ("tasks.executor.containers.outputs:pack_outputs",), (BadOutputs,), cost=8,

@@ -54,6 +54,8 @@ def test_a_machine_that_lacks_nothing_has_no_findings_but_fine_ones() -> None:
     ("change", "subject", "verdict", "text"),
     [
         ({"exposed": ("/home/n/keys/account.json",)}, "keys", Verdict.FAULT, "account.json"),
+        ({"containers": True, "container_missing": ("seccomp",)}, "containers", Verdict.FAULT, "seccomp"),
+        ({"containers": True, "container_engine": "20.10"}, "containers", Verdict.WARNING, "user 0"),
         ({"memory_available": 1 << 30}, "memory", Verdict.WARNING, "1024 MiB"),
         ({"disk_free": 1 << 30}, "disk", Verdict.FAULT, "1.0 GiB free"),
         ({"disk_free": 20 << 30}, "disk", Verdict.WARNING, "store 64.0 GiB"),

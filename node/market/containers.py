@@ -1,0 +1,377 @@
+"""A machine's work on containers: prepare, start, meter each tick, stop, collect, and say how one ended.
+
+The engine keeps a container while the node is down. What the chain asks is read anew at each head, so a node that
+starts again takes up where it was: the container by its label, its end by a file.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.home.options import DockerOptions
+from node.market.cancellation import DAMAGE, Abandoned, work_while
+from node.market.container_files import ContainerFiles, ContainerNote
+from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.machine import available_memory_bytes
+from node.market.wallet import Wallet
+from node.market.worker import FETCH_TRIES, PREPARE_SHARE, JobUnfit
+from p2p.blob.store import BlobStore
+from state.primitives.errors import DekubeError
+from state.primitives.hashing import digest
+from state.view.accounts import balance_of
+from tasks.executor.containers import docker
+from tasks.executor.containers.backend import End, Ended, Look
+from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted
+from tasks.executor.containers.logins import read_logins
+from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
+from tasks.kinds.container import ExitKind, MountForm
+from tasks.kinds.folders import unpack
+from tasks.ledger.custody_records import find_terms
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
+from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, WorkDuty, work_duties
+from tasks.ledger.records import load_spec, load_task
+from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, START_TASK
+from tasks.spec import JobSpec, container_of
+
+__all__ = ["Containers", "containers_of", "request_of"]
+
+_log = structlog.get_logger("containers")
+
+GRACE_SHARE: Final = 3
+"""Of the time until an end must be on chain, one part is for the container, the rest for its outputs."""
+GRACE_S_MAX: Final = 60
+OVERTIME_S: Final = 120
+"""How long a container may run beyond its task's seconds where the chain does not answer."""
+TRANSACTIONS_MIN: Final = 32
+"""Ticks for which the account must be able to pay the fees before a container is accepted."""
+DISK_SPARE_BYTES: Final = 512 << 20
+TIDY_S: Final = 600.0
+
+
+def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
+    """Return the container of a specification. Raises RequestInvalid for one that no machine runs."""
+    part = container_of(spec)
+    storage = part.storage
+    limits = Limits(
+        cores=part.cores, memory_mib=spec.requirements.memory_mib, disk_mib=storage.disk_mib,
+        output_bytes=storage.output_bytes_max, time_limit_s=max(1, seconds_left) + OVERTIME_S,
+        gpus=spec.requirements.gpus, grace_s=min(GRACE_S_MAX, part.metering.grace_s // GRACE_SHARE),
+    )  # fmt: skip
+    mounts = tuple(
+        InputMount(mount.blob, mount.path, mount.size_bytes, mount.form == MountForm.FOLDER)
+        for mount in storage.mounts
+    )
+    return ContainerRequest(
+        Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
+        mounts, storage.output, part.process.user,
+    )  # fmt: skip
+
+
+class Containers:
+    """Does what the chain asks of the machine of a container."""
+
+    def __init__(
+        self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
+        backend: docker.DockerBackend, *, data_dir: Path,
+    ) -> None:  # fmt: skip
+        self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
+        self._blobs, self._parameters, self._backend = blobs, parameters, backend
+        self._folder = data_dir
+        self._files = ContainerFiles(data_dir / "notes", blobs)
+        self._at_work: frozenset[bytes] = frozenset()
+        self.started = 0
+        """Containers that were started since the start of the node, ..."""
+        self.adopted = 0
+        """... and those that ran already and were taken up."""
+
+    async def is_ready(self) -> bool:
+        """Tell whether the engine grants all that containers need, and log what it lacks."""
+        try:
+            facts = await self._backend.probe()
+        except DekubeError as error:
+            _log.error("this machine lends no containers: its engine does not answer", error=str(error))
+            return False
+        if facts.missing:
+            _log.error("this machine lends no containers: something is missing", missing=list(facts.missing))
+            return False
+        if not facts.has_user_namespace:
+            _log.warning("containers with user 0 are this machine's root without its rights: no user namespace")
+        _log.info("this machine lends containers", engine=facts.version)
+        return True
+
+    def _duties(self) -> dict[bytes, WorkDuty]:
+        found = work_duties(self._ledger.store, self._wallet.address, self._parameters)
+        return {duty.task: duty for duty in found if load_task(self._ledger.store, duty.task).is_metered}
+
+    def _stands(self, task: bytes, action: Action) -> bool:
+        duty = self._duties().get(task)
+        return duty is not None and duty.action is action
+
+    async def tidy(self) -> None:
+        """Remove what no task needs, at the start and then at intervals, until cancelled."""
+        while True:
+            try:
+                await self._sweep()
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:
+                _log.warning("containers without a task could not be removed", error=str(error))
+            await trio.sleep(TIDY_S)
+
+    async def _sweep(self) -> None:
+        """Remove containers, disks and records of tasks that ask nothing of this machine."""
+        needed = frozenset(self._duties()) | self._at_work
+        if removed := await self._backend.sweep(needed):
+            _log.info("containers without a task were removed", containers=removed)
+        await trio.to_thread.run_sync(self._files.tidy, self._ledger.head().steady_ms, needed)
+
+    async def work(self, task: bytes) -> None:
+        """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
+        self._at_work |= {task}
+        try:
+            await self._work(task)
+        finally:
+            self._at_work -= {task}
+
+    async def _work(self, task: bytes) -> None:
+        spec = load_spec(self._ledger.store, task)
+        while (duty := self._duties().get(task)) is not None:
+            match duty.action:
+                case Action.ACCEPT:
+                    await self._accept(task, spec)
+                case Action.START:
+                    await self._prepare(task, spec, duty)
+                case Action.METER:
+                    await self._run(task, spec)
+                    return
+                case _:
+                    return
+
+    # Before the start
+
+    async def _accept(self, task: bytes, spec: JobSpec) -> None:
+        """Take the task on if this machine can run it; declining costs nothing."""
+        why = ""
+        if find_terms(self._ledger.store, task) is not None:
+            why = "a container of a private task is not run: its machine would need the keys of its inputs"
+        else:
+            try:
+                request = request_of(spec, spec.schedule.total_steps)
+                await self._backend.check(request)
+                why = await trio.to_thread.run_sync(self._lack, spec, request) or self._lack_of_gpus(task, spec)
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:
+                why = str(error)
+        if why:
+            await self._give_up(task, Reason.JOB_UNFIT, why)
+        await self._wallet.send(ACCEPT_TASK, [task, 0])
+        _log.info("accepted", task=task)
+
+    def _lack_of_gpus(self, task: bytes, spec: JobSpec) -> str:
+        """Return that another container has the GPUs: one has them at a time."""
+        others = (load_spec(self._ledger.store, other) for other in self._duties() if other != task)
+        if spec.requirements.gpus and any(other.requirements.gpus for other in others):
+            return "another container has the GPUs"
+        return ""
+
+    def _lack(self, spec: JobSpec, request: ContainerRequest) -> str:
+        part = container_of(spec)
+        memory, free = available_memory_bytes(), shutil.disk_usage(self._folder).free - DISK_SPARE_BYTES
+        needed = (request.limits.disk_mib << 20) + 2 * part.mounts_bytes + request.limits.output_bytes
+        fees = self._wallet.cost_of(
+            ACCEPT_TASK, START_TASK, FINISH_TASK, *min(spec.windows, TRANSACTIONS_MIN) * (METER_TASK,)
+        )
+        there = balance_of(self._ledger.store, self._wallet.address)
+        for name, wanted, has in (
+            ("memory", request.limits.memory_mib << 20, memory), ("disk", needed, free),
+            ("room for blobs", part.mounts_bytes + request.limits.output_bytes, self._blobs.budget_bytes),
+            ("funds", fees, there),
+        ):  # fmt: skip
+            if wanted > has:
+                return f"{name}: {wanted} needed, {has} there"
+        return ""
+
+    async def _give_up(self, task: bytes, reason: Reason, why: str) -> None:
+        """Leave a task. Raises JobUnfit with the reason."""
+        await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+        with suppress(DekubeError):
+            await self._backend.remove(task)
+        raise JobUnfit(why)
+
+    async def _prepare(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Bring image and inputs here, then say so: the meter begins with that."""
+        left_s = max(0, duty.deadline_ms - self._ledger.head().steady_ms) / 1000
+        reason, why = Reason.JOB_UNFIT, "not ready in time"
+        with trio.move_on_after(PREPARE_SHARE * left_s):
+            try:
+                stands = partial(self._stands, task, Action.START)
+                await work_while(self._ledger, stands, partial(self._bring, task, spec))
+                reason, why = Reason.STARTED, ""
+            except (ImageUnavailable, DigestMismatch, InputUnavailable) as error:
+                reason, why = Reason.INPUT_UNAVAILABLE, str(error)
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:
+                why = str(error)
+        if reason is not Reason.STARTED:
+            await self._give_up(task, reason, why)
+        await self._wallet.send(START_TASK, [task, digest(b"machine", self._wallet.address)])
+
+    async def _bring(self, task: bytes, spec: JobSpec) -> None:
+        request = request_of(spec, spec.schedule.total_steps)
+        await self._backend.prepare(request, lambda _progress: None)
+        disk = self._backend.disk(task)
+        await trio.to_thread.run_sync(disk.remove)
+        requester = load_task(self._ledger.store, task).requester
+        supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
+        for number, mount in enumerate(request.mounts):
+            await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
+            await trio.to_thread.run_sync(self._put_input, disk.input_path(number), mount)
+
+    def _put_input(self, place: Path, mount: InputMount) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        source = self._blobs.path(mount.blob)
+        if not mount.is_folder:
+            shutil.copyfile(source, place)
+            place.chmod(0o644)
+            return
+        with source.open("rb") as file:
+            unpack(file, place, limit_bytes=mount.size_bytes)
+        place.chmod(0o755)
+
+    # From the start to the end
+
+    async def _run(self, task: bytes, spec: JobSpec) -> None:
+        """Run the container of a task that has started, or take it up; meter it, and say how it ended."""
+        known = self._files.get(task)
+        if known is None or known.end is None:
+            stands = partial(self._stands, task, Action.METER)
+            try:
+                known = await work_while(self._ledger, stands, partial(self._run_to_end, task, spec, known))
+            except Abandoned:
+                await self._backend.remove(task)
+                raise
+        assert known.end is not None
+        await self._wallet.send(FINISH_TASK, finish_values(task, self._payable(task, known.seconds), known.end))
+        await self._backend.remove(task)
+        _log.info("a container ended", task=task, end=known.end.kind.name, code=known.end.code, s=known.seconds)
+
+    def _payable(self, task: bytes, seconds: int) -> int:
+        """Return how many of its seconds the chain pays by now."""
+        meter, now_ms = load_meter(self._ledger.store, task), self._ledger.head().steady_ms
+        until_ms = min(now_ms, meter.stop_ms) if meter.stop_ms else now_ms
+        allowed = max(0, until_ms - meter.began_ms) // 1000
+        return max(meter.own_seconds, min(seconds, allowed, meter.own_seconds + self._left(task, meter)))
+
+    def _left(self, task: bytes, meter: MeterRecord) -> int:
+        return load_spec(self._ledger.store, task).schedule.total_steps - meter.seconds
+
+    async def _run_to_end(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
+        meter = load_meter(self._ledger.store, task)
+        request = request_of(spec, self._left(task, meter) + meter.own_seconds)
+        if task in await self._backend.running():
+            self.adopted += known is not None
+        elif known is not None and meter.own_seconds:
+            await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
+        else:
+            await trio.to_thread.run_sync(self._files.put, task, ContainerNote())
+            disk = self._backend.disk(task)
+            if not all(disk.input_path(number).exists() for number, _ in enumerate(request.mounts)):
+                await self._bring(task, spec)  # an earlier start failed
+            try:
+                await self._backend.start(task, request)
+            except NotStarted as error:
+                log = await self._keep_log(str(error).encode())
+                return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
+            self.started += 1
+        looks: list[Look] = [Look(is_up=False, up_s=0.0)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._meter, task, spec, request, looks)
+            ended = await self._backend.watch(task, request, lambda look: looks.__setitem__(0, look))
+            nursery.cancel_scope.cancel()
+        if ended.end is End.LOST:
+            await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
+        return await self._collect(task, request, ended)
+
+    async def _meter(self, task: bytes, spec: JobSpec, request: ContainerRequest, looks: list[Look]) -> None:
+        """Meter whole ticks while the container is up, and end it when the chain says so."""
+        height = -1
+        while True:
+            height = (await self._ledger.wait_head(height)).height
+            meter = load_meter(self._ledger.store, task)
+            if meter.stop_ms:
+                await self._backend.stop(task, request.limits.grace_s)
+                continue
+            now = looks[0]
+            ticks = self._payable(task, int(now.up_s)) // spec.tick_s
+            if now.is_up and ticks * spec.tick_s > meter.own_seconds:
+                try:
+                    await self._wallet.send(METER_TASK, [task, ticks * spec.tick_s])
+                except DAMAGE:
+                    raise
+                except DekubeError as error:  # the next tick says the same and more
+                    _log.warning("seconds could not be metered", task=task, error=str(error))
+
+    async def _collect(self, task: bytes, request: ContainerRequest, ended: Ended) -> ContainerNote:
+        packed = self._folder / f"{task.hex()[:32]}.tar"
+        try:
+            found = await self._backend.collect(task, request, str(packed))
+            log, output = found.log, (b"", 0)
+            if found.why:
+                log = (log + f"\n[no output is kept: {found.why}]\n".encode())[-len(log) - 400 :]
+            if found.outputs is not None:
+                name = await trio.to_thread.run_sync(self._blobs.add_file, packed)
+                output = name, found.outputs.size_bytes
+        finally:
+            packed.unlink(missing_ok=True)
+        kept = await self._keep_log(log)
+        kind, code = self._kind_of(task, ended)
+        return await self._ended(task, int(ended.up_s), ContainerEnd(kind, code, *output, *kept, b""))
+
+    async def _keep_log(self, log: bytes) -> tuple[bytes, int]:
+        if not log:
+            return b"", 0
+        return await trio.to_thread.run_sync(self._blobs.add, log), len(log)
+
+    def _kind_of(self, task: bytes, ended: Ended) -> tuple[ExitKind, int]:
+        record = load_task(self._ledger.store, task)
+        if ended.end in (End.STOPPED, End.TIME_LIMIT) and record.ending:
+            return ExitKind.STOPPED, 0
+        if ended.end is End.OUT_OF_MEMORY:
+            return ExitKind.OUT_OF_MEMORY, 0
+        if ended.end is End.OUT_OF_DISK:
+            return ExitKind.OUT_OF_DISK, 0
+        if ended.end is End.EXITED:
+            return ExitKind.EXITED, ended.code
+        return ExitKind.SIGNALLED, ended.code
+
+    async def _ended(self, task: bytes, seconds: int, end: ContainerEnd) -> ContainerNote:
+        known = ContainerNote(seconds, self._ledger.head().steady_ms, end)
+        await trio.to_thread.run_sync(self._files.put, task, known)
+        return known
+
+
+def containers_of(
+    options: DockerOptions, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore,
+    parameters: TaskParameters, data_dir: Path,
+) -> Containers:  # fmt: skip
+    """Return the containers of a node with these options. Raises ContainerRefused for a bad file of logins."""
+    chosen = docker.DockerOptions(
+        options.socket, options.images, options.disk_gib, options.image_gib, options.root_allowed, options.gpus
+    )
+    logins = read_logins(Path(options.logins)) if options.logins else {}
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    backend = docker.DockerBackend(chosen, wallet.address, data_dir, logins)
+    return Containers(ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir)
