@@ -16,10 +16,13 @@ from node.api.reading import Fields
 from node.api.requests import CHAT
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import MESSAGES_MAX, objects_of
+from tasks.programs.operators.scalars import NANO
 
 __all__ = [
+    "GREEDY",
     "Answer",
     "BatchLine",
+    "Drawing",
     "Fault",
     "check_lines",
     "cut",
@@ -37,7 +40,9 @@ NEW_TOKENS_MAX: Final = 1 << 20
 STOPS_MAX: Final = 4
 STOP_CHARACTERS_MAX: Final = 256
 ROWS_OF_REQUEST_MAX: Final = 128
-"""Prompts of one request of completions."""
+"""Prompts of one request of completions, times its ``n``."""
+TEMPERATURE_MAX: Final = 2
+"""The format's own bound."""
 
 _SHARED: Final = (
     "model", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "user",
@@ -51,7 +56,7 @@ _CHAT_ONLY: Final = (
 )  # fmt: skip
 _COMPLETIONS_ONLY: Final = ("prompt", "best_of", "echo", "suffix")
 _NO_TOOLS: Final = "models here call no tools"
-_GREEDY: Final = "the likeliest token is always taken (temperature 0)"
+_AS_THEY_ARE: Final = "tokens are drawn by the model's own probabilities"
 
 
 class Fault(NamedTuple):
@@ -67,6 +72,25 @@ class Fault(NamedTuple):
         return {"code": self.reason, "message": encodable(self.message), "line": self.line, "param": self.param}
 
 
+class Drawing(NamedTuple):
+    """How the tokens of a request are drawn: temperature and ``top_p`` in units of 10^-9, and its seed.
+
+    With temperature 0 the likeliest token is taken, and the others say nothing.
+    """
+
+    temperature: int = NANO
+    top_p: int = NANO
+    seed: int | None = None
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """The fields of a job."""
+        return {"temperature": self.temperature / NANO, "top_p": self.top_p / NANO}
+
+
+GREEDY: Final = Drawing(0, 0)
+
+
 @dataclass(frozen=True)
 class BatchLine:
     """A request of a batch: its prompts as lines of a job's data, or why it is refused."""
@@ -77,6 +101,9 @@ class BatchLine:
     prompts: tuple[Mapping[str, Any], ...] = ()
     new_tokens: int | None = None
     stops: tuple[str, ...] = ()
+    copies: int = 1
+    """Answers to each prompt."""
+    drawing: Drawing = GREEDY
     refused: ApiError | None = field(default=None, compare=False)
 
 
@@ -87,6 +114,7 @@ class Answer(NamedTuple):
     is_whole: bool
     """Whether it ended by itself: by an end token or a stop text."""
     prompt_tokens: int
+    """0 for further answers to one prompt, which counts once."""
     new_tokens: int
 
 
@@ -143,32 +171,42 @@ def read_request(number: int, name: str, model: str, body: Mapping[str, Any], en
     is_chat = endpoint == CHAT
     fields = Fields(body, (*_SHARED, *(_CHAT_ONLY if is_chat else _COMPLETIONS_ONLY)))
     _refuse_shared(fields)
+    copies = fields.whole("n", 1, ROWS_OF_REQUEST_MAX) or 1
     if is_chat:
         _refuse_chat(fields)
         prompts: tuple[Mapping[str, Any], ...] = ({"messages": _messages(fields)},)
         most = fields.whole("max_completion_tokens", 1, NEW_TOKENS_MAX)
     else:
-        fields.only("best_of", (1,), "one completion is computed for each prompt")
+        fields.only("best_of", (copies,), "as many completions are computed as are returned (best_of = n)")
         fields.only("echo", (False,), "prompts are not repeated in completions")
         fields.only("suffix", ("",), "nothing is inserted between texts")
         prompts, most = _prompts(fields), None
     older = fields.whole("max_tokens", 1, NEW_TOKENS_MAX)
     if most is not None and older is not None and most != older:
         raise fields.invalid("max_tokens", "the number of max_completion_tokens")
-    return BatchLine(number, name, model, prompts, most or older, _stops(fields))
+    if len(prompts) * copies > ROWS_OF_REQUEST_MAX:
+        raise fields.invalid("n", f"{ROWS_OF_REQUEST_MAX} answers at most in all,")
+    return BatchLine(number, name, model, prompts, most or older, _stops(fields), copies, _drawing(fields))
+
+
+def _drawing(fields: Fields) -> Drawing:
+    """Return how tokens are drawn; absent fields have the format's defaults. Raises ApiError."""
+    temperature, top_p = fields.number("temperature", 0, TEMPERATURE_MAX), fields.number("top_p", 0, 1)
+    seed = fields.whole("seed", -(2**63), 2**63 - 1)
+    if temperature is None:
+        temperature = 1
+    if not (nano := round(temperature * NANO)):
+        return GREEDY
+    return Drawing(nano, NANO if top_p is None else round(top_p * NANO), seed)
 
 
 def _refuse_shared(fields: Fields) -> None:
-    fields.only("n", (1,), "one completion is computed for each prompt (n = 1)")
-    fields.only("temperature", (0, 0.0), _GREEDY)
-    fields.number("top_p", 0, 1)  # it changes nothing about the likeliest token
-    fields.only("frequency_penalty", (0, 0.0), _GREEDY)
-    fields.only("presence_penalty", (0, 0.0), _GREEDY)
-    fields.only("logit_bias", ({},), _GREEDY)
+    fields.only("frequency_penalty", (0, 0.0), _AS_THEY_ARE)
+    fields.only("presence_penalty", (0, 0.0), _AS_THEY_ARE)
+    fields.only("logit_bias", ({},), _AS_THEY_ARE)
     fields.only("logprobs", (False,), "probabilities of tokens are no part of a result")
     fields.only("stream", (False,), "results of a batch are not streamed")
     fields.only("stream_options", (), "results of a batch are not streamed")
-    fields.whole("seed", -(2**63), 2**63 - 1)  # greedy: the same with each
     fields.text("user", most=512)
 
 
@@ -280,7 +318,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """Return a text up to the first of ``stops`` in it, and whether there was one.
 
-    What was computed after it is dropped: the likeliest tokens before it are the same with and without it.
+    What was computed after it is dropped: the tokens before it are the same with and without it.
     """
     places = [place for place in (text.find(stop) for stop in stops) if place >= 0]
     return (text[: min(places)], True) if places else (text, False)

@@ -175,6 +175,9 @@ class Maker:
     def _batch(self, job: JobRecord) -> MadeJob:
         plan, text = self.plan(job)
         values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
+        values |= plan.drawing.fields
+        if plan.drawing.seed is not None:
+            job = replace(job, seed=plan.drawing.seed)
         _, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
         adapters = None
         if tuned is not None and tuned.signed is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from node.api.errors import ApiError, wrong
-from node.api.lines import Answer, BatchLine, cut, error_line, output_line
+from node.api.errors import ApiError, unsupported, wrong
+from node.api.lines import GREEDY, Answer, BatchLine, Drawing, cut, error_line, output_line
 from tasks.models.errors import RowsInvalid
 from tasks.models.prompts import prompts_of
 
@@ -40,6 +40,8 @@ class BatchPlan(NamedTuple):
     limits: tuple[int, ...]
     """New tokens of each request at most; 0 for those that are refused."""
     new_tokens: int
+    drawing: Drawing = GREEDY
+    """How the tokens of all rows are drawn."""
 
     def data(self) -> bytes:
         """Return the rows as the data of a job."""
@@ -60,8 +62,8 @@ class Results(NamedTuple):
 def plan_batch(lines: Sequence[BatchLine], text: Text, vocabulary: int, context: int) -> BatchPlan:
     """Return the rows of the requests that can be done.
 
-    All rows of a job have the same number of new tokens. A request that wants fewer gets the first of them: the
-    likeliest tokens are the same.
+    All rows of a job have the same number of new tokens. A request that wants fewer gets the first of them, which
+    are the same. All are drawn alike, as the first request says; those that want it otherwise are refused.
     """
     found: list[tuple[BatchLine, tuple[tuple[int, ...], ...]]] = []
     for line in lines:
@@ -69,6 +71,8 @@ def plan_batch(lines: Sequence[BatchLine], text: Text, vocabulary: int, context:
             found.append((line, () if line.refused else _tokens(line, text, vocabulary, context)))
         except ApiError as error:
             found.append((replace(line, refused=error), ()))
+    drawing = next((line.drawing for line, prompts in found if prompts), GREEDY)
+    found = [_drawn_alike(line, prompts, drawing) for line, prompts in found]
     wanted = max((line.new_tokens or 0 for line, prompts in found if prompts), default=0)
     if any(prompts and not line.new_tokens for line, prompts in found):
         longest = max(len(row) for _, prompts in found for row in prompts)
@@ -81,10 +85,23 @@ def plan_batch(lines: Sequence[BatchLine], text: Text, vocabulary: int, context:
                 f"{longest} tokens of the prompt and {wanted} new ones, the most of this batch, exceed {context}."
             )
             line, prompts = replace(line, refused=_too_long(text_)), ()
-        rows += [(len(kept), row) for row in prompts]
+        rows += [(len(kept), row) for row in prompts for _ in range(line.copies)]
         limits.append(min(line.new_tokens or wanted, wanted) if prompts else 0)
         kept.append(line)
-    return BatchPlan(tuple(kept), tuple(rows), tuple(limits), wanted)
+    return BatchPlan(tuple(kept), tuple(rows), tuple(limits), wanted, drawing)
+
+
+_Prompts: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def _drawn_alike(line: BatchLine, prompts: _Prompts, drawing: Drawing) -> tuple[BatchLine, _Prompts]:
+    """Return a request with its prompts, and refuse one that wants its tokens to be drawn in another way."""
+    if not prompts or line.drawing == drawing:
+        return line, prompts
+    pairs = zip(Drawing._fields, line.drawing, drawing, strict=True)
+    name = next(name for name, own, first in pairs if own != first)
+    what = f"The requests of a batch have one {name}: that of the first request. Use another batch."
+    return replace(line, refused=unsupported(what, name)), ()
 
 
 def _too_long(message: str) -> ApiError:
@@ -129,7 +146,8 @@ def answers_of(
             tokens = list(completions[place][:limit])
             has_ended = bool(tokens) and tokens[-1] in ends
             told, is_cut = cut(text.decode(tokens[:-1] if has_ended else tokens), line.stops)
-            known.append(Answer(told, has_ended or is_cut, len(prompt), len(tokens)))
+            asked = 0 if len(known) % line.copies else len(prompt)
+            known.append(Answer(told, has_ended or is_cut, asked, len(tokens)))
     yield from by_line.items()
 
 

@@ -125,7 +125,10 @@ class Service:
         """Make, price and keep a batch; one whose file is wrong is kept as failed. Raises ApiError."""
         request = read_batch(body)
         self._check_purpose(self._store.file(request.input_file, "input_file_id"), "batch", "input_file_id")
-        job = JobRecord(new_id(BATCH), BATCH, _now_s(), asdict(request), "validating", "", request.input_file, 0)
+        job = JobRecord(
+            new_id(BATCH), BATCH, _now_s(), asdict(request), "validating", "", request.input_file,
+            secrets.randbelow(2**31),
+        )  # fmt: skip
         with self._preparing():
             model, faults = self._maker.lines(job)
             if faults:

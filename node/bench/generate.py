@@ -27,7 +27,12 @@ from tasks.models.llama import Model, frozen, model_from_gguf
 from tasks.models.tokens import tokeniser_from_gguf
 from tasks.programs.arrays import Arrays
 from tasks.programs.llama import LlamaShape, exponents_of, weight_tensors
-from tasks.programs.operators.rows import WIDTHS
+from tasks.programs.operators import Context
+from tasks.programs.operators.rows import ROW_MAXIMUM, WIDTHS
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.operators.whole import FIND
+from tasks.programs.running import ResultRunner
+from tasks.programs.sampling import Sampling, sampling_computation
 from tasks.programs.tensors import ElementType
 
 __all__ = ["PROMPT", "PlainDecoder", "made_up", "run", "smollm_file", "torch_on_one_thread"]
@@ -40,6 +45,13 @@ PREFILLS: Final = 3
 """The quickest of so many is taken off the time of decoding: a slow one could take more than that has."""
 _SMALL: Final = LlamaShape(4_096, 256, 4, 8, 2, 32, 768, 512, 10_000, 10_000)
 _DEPTH: Final = WIDTHS[15].depth
+CHOICES: Final = 9
+"""The quickest of so many choices counts."""
+_SAMPLINGS: Final = {
+    "sampled": Sampling(7 * NANO // 10),
+    "sampled_top_p": Sampling(7 * NANO // 10, 9 * NANO // 10),
+    "sampled_top_k_top_p": Sampling(7 * NANO // 10, 9 * NANO // 10, 40),
+}
 
 
 def smollm_file() -> GgufFile | None:
@@ -81,6 +93,8 @@ def run(*, tokens: int = 32, batch: int = 1, torch: int = 1, narrow: int = 0) ->
             if np.stack(logits).tobytes() != whole[len(prompt) - 1 : -1].tobytes():
                 raise AssertionError("one pass gave other logits than decoding")
         chosen.append(found.tokens)
+        last = np.stack([rows[-1] for rows in found.logits])
+        figures |= {f"{engine}_{name}_ms": 1e3 * time_s for name, time_s in choosing_times(last, make()).items()}
         rate = batch * (tokens - 1) / decode_s
         figures |= {
             f"{engine}_tokens_per_s": rate,
@@ -92,6 +106,23 @@ def run(*, tokens: int = 32, batch: int = 1, torch: int = 1, narrow: int = 0) ->
     figures["engines_agree"] = float(all(one == chosen[0] for one in chosen))
     figures["same_as_float32"] = float(plain.tokens == chosen[0])
     return figures
+
+
+def choosing_times(logits: np.ndarray, arrays: Arrays) -> dict[str, float]:
+    """Return the seconds that the choice of a token from each row of logits takes: greedy, and by samplings."""
+    rows, vocabulary = logits.shape
+    context, loaded = Context(0, bytes(32)), arrays.load(logits)
+    numbers = arrays.load(np.arange(rows, dtype=np.float64).reshape(-1, 1))
+
+    def greedy() -> object:
+        return FIND.run(arrays, [loaded, ROW_MAXIMUM.run(arrays, [loaded], (), context)], (), context)
+
+    def drawn(how: Sampling) -> Callable[[], object]:
+        runner = ResultRunner(sampling_computation(how, rows, vocabulary), arrays)
+        return partial(runner.run, [loaded, numbers, numbers], context)
+
+    acts = {"greedy": greedy} | {name: drawn(how) for name, how in _SAMPLINGS.items()}
+    return {name: min(_time_of(act) for _ in range(CHOICES)) for name, act in acts.items()}
 
 
 def _time_of(act: Callable[[], object]) -> float:

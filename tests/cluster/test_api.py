@@ -164,7 +164,9 @@ def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, ne
 def a_batch_answers_what_it_can(client: openai.OpenAI, model: str, root: str) -> None:
     """``root`` is that of the adapters, as the task that trained them proved it."""
     lines = batch_lines(model)
-    lines.append({**lines[0], "custom_id": "two", "body": {**lines[0]["body"], "n": 2}})
+    lines = [{**one, "body": {**one["body"], "temperature": 0.8, "top_p": 0.9, "seed": 5}} for one in lines]
+    lines[0]["body"]["n"] = 2
+    lines.append({**lines[0], "custom_id": "two", "body": {**lines[0]["body"], "temperature": 0.7}})
     batch = ask_batch(client, lines)
     batch = wait_for(lambda: ended(client, batch.id), "the batch has ended", patience_s=END_S)
     counts = batch.request_counts
@@ -174,10 +176,12 @@ def a_batch_answers_what_it_can(client: openai.OpenAI, model: str, root: str) ->
     for one in found:
         answer = openai.types.chat.ChatCompletion.model_validate(one["response"]["body"])
         assert answer.model == model and answer.choices[0].finish_reason in ("stop", "length")
-        assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 4
+        assert len(answer.choices) == 1 + (one is found[0])
+        assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 4 * len(answer.choices)
     receipt = json.loads(client.files.content(batch.model_extra["dekube"]["receipt_file"]).read())
     part: Any = decode_spec(bytes.fromhex(receipt["spec"][2:])).part
     assert part.adapter.root.hex() == root
+    assert part.decoding.sampling == (800_000_000, 900_000_000, 0)
     [refused] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("two", 400)
-    assert refused["response"]["body"]["error"]["param"] == "n"
+    assert refused["response"]["body"]["error"]["param"] == "temperature"

@@ -17,7 +17,7 @@ from tests.fuzz.targets.base import Target
 
 ROW = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {
     "model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "why?"}]}], "max_tokens": 4,
-    "stop": ["\n"], "n": 1, "temperature": 0}}  # fmt: skip
+    "stop": ["\n"], "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 5}}  # fmt: skip
 PROMPT = {"custom_id": "b", "method": "POST", "url": COMPLETIONS, "body": {"model": "m", "prompt": [[1, 2], [3]]}}
 TUNING = {
     "model": "m", "training_file": "file-1", "suffix": "mine", "seed": 5, "metadata": {"a": "b"},

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from node.api.errors import ApiError
-from node.api.lines import Answer, check_lines, cut, error_line, output_line, parse_lines
+from node.api.lines import GREEDY, Answer, Drawing, check_lines, cut, error_line, output_line, parse_lines
 from node.api.requests import CHAT, COMPLETIONS
+from tasks.programs.operators.scalars import NANO
 
 QUESTION = [{"role": "user", "content": "why?"}]
 
@@ -66,13 +67,11 @@ def test_a_line_that_is_no_request_fails_the_batch(change: dict[str, Any], reaso
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"temperature": 0.7}, "temperature"),
         ({"frequency_penalty": 1}, "frequency_penalty"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"stream": True}, "stream"),
@@ -103,11 +102,45 @@ def test_what_no_job_does_is_a_typed_error_of_its_request(body: dict[str, Any], 
         ({"stop": ["a"] * 5}, "invalid_value"),
         ({"stop": [""]}, "invalid_value"),
         ({"top_p": 2}, "invalid_value"),
+        ({"top_p": -0.1}, "invalid_value"),
+        ({"temperature": 2.1}, "invalid_value"),
+        ({"temperature": -1}, "invalid_value"),
+        ({"temperature": "0.7"}, "invalid_value"),
+        ({"temperature": True}, "invalid_value"),
+        ({"seed": 0.5}, "invalid_value"),
+        ({"seed": 2**63}, "invalid_value"),
+        ({"n": 0}, "invalid_value"),
+        ({"n": 129}, "invalid_value"),
+        ({"top_k": 40}, "unknown_parameter"),
     ],
     ids=str,
 )
 def test_values_that_the_format_refuses(body: dict[str, Any], reason: str) -> None:
     assert refusal(**body).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("body", "drawing"),
+    [
+        ({}, Drawing(NANO, NANO)), ({"temperature": None, "top_p": None, "seed": None}, Drawing(NANO, NANO)),
+        ({"temperature": 0.7, "top_p": 0.9, "seed": -5}, Drawing(7 * NANO // 10, 9 * NANO // 10, -5)),
+        ({"temperature": 2, "top_p": 0}, Drawing(2 * NANO, 0)), ({"temperature": 1 / 3}, Drawing(333_333_333)),
+        ({"temperature": 0, "top_p": 0.5, "seed": 7}, GREEDY), ({"temperature": 1e-12}, GREEDY),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tokens_are_drawn_with_the_defaults_of_the_format(body: dict[str, Any], drawing: Drawing) -> None:
+    [found], faults = parse_lines(data(line(**body)), CHAT)
+    assert (faults, found.refused, found.drawing, found.copies) == ([], None, drawing, 1)
+
+
+def test_answers_to_one_prompt_are_counted_over_all_prompts() -> None:
+    [found], _ = parse_lines(data(line(n=4)), CHAT)
+    assert found.copies == 4
+    [found], _ = parse_lines(data(line(url=COMPLETIONS, prompt=["a", "b"], n=64, best_of=64)), COMPLETIONS)
+    assert (len(found.prompts), found.copies) == (2, 64)
+    assert refusal(COMPLETIONS, prompt=["a", "b"], n=65).param == "n"
+    assert refusal(COMPLETIONS, prompt="a", n=2, best_of=3).param == "best_of"
 
 
 def test_completions_take_texts_and_tokens_and_nothing_is_echoed() -> None:

@@ -15,6 +15,8 @@ from node.api.records import BATCH, TUNING, JobRecord, SignedTask
 from node.api.requests import CHAT
 from node.api.store import Store, new_id
 from node.home.paths import Home
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.sampling import Sampling
 from tasks.spec import encode_spec
 from tests.cluster.api_server import WORDS, batch_lines, rows_of, write_model
 
@@ -102,6 +104,24 @@ def test_a_batch_is_rows_with_the_model_s_end(tmp_path: Path, model: Path) -> No
     assert (part.dataset.rows, part.batch, part.decoding.new_tokens, part.decoding.ends) == (8, 8, 4, (257,))
     unknown = maker.lines(batch(store, batch_lines("gpt-none")))
     assert [fault.reason for fault in unknown[1]] == ["model_not_found"]
+    store.close()
+
+
+def test_a_batch_is_drawn_as_its_requests_say(tmp_path: Path, model: Path) -> None:
+    """Without a seed that of the job is taken, which each job has for itself."""
+    store, maker = made(tmp_path, model)
+
+    def spec_of(name: str, own: int, **body: Any) -> Any:
+        return maker.make(replace(batch(store, batch_lines("tiny", **body)), id=name, seed=own)).spec
+
+    usual = spec_of("batch_a", 7)
+    assert usual.part.decoding.sampling == Sampling(NANO)
+    assert spec_of("batch_b", 8).seed != usual.seed == spec_of("batch_c", 7).seed
+    drawn = spec_of("batch_d", 7, temperature=0.7, top_p=0.9, seed=3)
+    assert drawn.part.decoding.sampling == Sampling(7 * NANO // 10, 9 * NANO // 10)
+    assert drawn.seed == spec_of("batch_e", 8, temperature=1, seed=3).seed != usual.seed
+    assert spec_of("batch_f", 7, temperature=0, top_p=0.9, seed=3).part.decoding.sampling is None
+    assert spec_of("batch_g", 7, n=2).part.dataset.rows == 2 * usual.part.dataset.rows
     store.close()
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from node.api.errors import ApiError
-from node.api.lines import parse_lines
+from node.api.lines import GREEDY, Drawing, parse_lines
 from node.api.prompting import NEW_TOKENS_USUAL, BatchPlan, Results, plan_batch, results_of
 from node.api.requests import CHAT, COMPLETIONS
+from tasks.programs.operators.scalars import NANO
 from tests.node.api.test_lines import data, line
 
 VOCABULARY = 200
@@ -54,6 +55,31 @@ def test_requests_with_several_prompts_and_lengths_share_one_job() -> None:
     assert [json.loads(row)["input_ids"] for row in plan.data().splitlines()] == [[97, 98], [99], [5, 6], [120]]
 
 
+def test_several_answers_to_a_prompt_are_rows_of_their_own() -> None:
+    plan = planned({"prompt": ["ab", "c"], "n": 2, "max_tokens": 2}, {"prompt": "d", "max_tokens": 2})
+    assert plan.rows == ((0, (97, 98)), (0, (97, 98)), (0, (99,)), (0, (99,)), (1, (100,)))
+    made = results(plan, [[101], [102], [103], [104], [105]])
+    assert [[text for text, _ in one] for one in texts(made.output)] == [["e", "f", "g", "h"], ["i"]]
+    usage = json.loads(made.output.splitlines()[0])["response"]["body"]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 4)
+
+
+def test_requests_that_are_drawn_otherwise_than_the_first_are_refused() -> None:
+    first: dict[str, Any] = {"prompt": "a", "max_tokens": 2, "temperature": 0.7, "seed": 3}
+    other: list[dict[str, Any]] = [
+        {"temperature": 0.8}, {"temperature": 0}, {"top_p": 0.5}, {"seed": 4}, {"seed": None}, {"max_tokens": 9},
+    ]  # fmt: skip
+    plan = planned({"prompt": [VOCABULARY]}, first, *({**first, **change} for change in other))
+    assert plan.drawing == Drawing(7 * NANO // 10, NANO, 3)
+    assert [(one.refused.reason, one.refused.param) for one in plan.lines if one.refused] == [
+        ("invalid_prompt", "input_ids"),
+        *(("unsupported_parameter", name) for name in ("temperature", "temperature", "top_p", "seed", "seed")),
+    ]
+    assert len(plan.rows) == 2 and plan.new_tokens == 9
+    greedy = planned({"prompt": "a", "temperature": 0}, {"prompt": "a", "temperature": 0, "seed": 5, "top_p": 0.1})
+    assert greedy.drawing == GREEDY and len(greedy.rows) == 2
+
+
 def test_what_does_not_fit_is_refused_alone() -> None:
     plan = planned({"prompt": "a" * 19, "max_tokens": 3}, {"prompt": "a" * 19, "max_tokens": 2}, {"prompt": ""})
     assert [one.refused and one.refused.reason for one in plan.lines] == [
@@ -85,12 +111,12 @@ def test_answers_end_at_ends_stops_and_limits() -> None:
 
 
 def test_requests_that_were_not_done_are_told_as_errors() -> None:
-    plan = planned({"prompt": "a", "max_tokens": 3}, {"prompt": ["a", "b"], "max_tokens": 3}, {"n": 3})
+    plan = planned({"prompt": "a", "max_tokens": 3}, {"prompt": ["a", "b"], "max_tokens": 3}, {"logprobs": 3})
     made = results(plan, [[98], [98]])
     assert (made.completed, made.failed) == (1, 2)
     late, refused = (json.loads(one) for one in made.errors.splitlines())
     assert (late["custom_id"], late["error"]["code"], late["response"]) == ("r1", "batch_expired", None)
-    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("r2", "n")
+    assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("r2", "logprobs")
 
 
 def test_a_chat_is_rendered_once() -> None:
