@@ -16,6 +16,16 @@ from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.container import (
+    KIND_CONTAINER,
+    ContainerPart,
+    Image,
+    Metering,
+    Mount,
+    MountForm,
+    Process,
+    Storage,
+)
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
 from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, Adapters, BaseModel, RateSchedule, RowSet
 from tasks.kinds.generate import (
@@ -203,9 +213,54 @@ def _adapter(value: Any) -> TunedAdapter:
 
 
 _CLASSIFIED: Final = (ClassifierPart._fields, _classified)
+
+
+def _contained(top: Mapping[str, Any]) -> ContainerPart:
+    image = _fields(top["image"], "image", set(Image._fields))
+    process = _fields(top["process"], "process", set(Process._fields))
+    storage = _fields(top["storage"], "storage", set(Storage._fields))
+    metering = _fields(top["metering"], "metering", set(Metering._fields))
+    if not isinstance(storage["mounts"], list):
+        raise ConfigError("storage.mounts: not a list")
+    return ContainerPart(
+        Image(_text(image["repository"], "image.repository"), _hash(image["digest"], "image.digest")),
+        Process(
+            _texts(process["command"], "process.command"), _texts(process["environment"], "process.environment"),
+            _number(process["user"], "process.user"),
+        ),
+        Storage(
+            tuple(_mounted(mount) for mount in storage["mounts"]), _text(storage["output"], "storage.output"),
+            _number(storage["output_bytes_max"], "storage.output_bytes_max"),
+            _number(storage["disk_mib"], "storage.disk_mib"),
+        ),
+        _number(top["cores"], "cores"),
+        Metering(
+            _text(metering["name"], "metering.name"), *_numbers(top, "metering", Metering._fields[1:])
+        ),
+    )  # fmt: skip
+
+
+def _mounted(value: Any) -> Mount:
+    mount = _fields(value, "storage.mounts", set(Mount._fields))
+    form = _number(mount["form"], "storage.mounts.form")
+    if form not in tuple(MountForm):
+        raise ConfigError("storage.mounts.form: 0 or 1 expected")
+    return Mount(
+        _text(mount["path"], "storage.mounts.path"), _hash(mount["blob"], "storage.mounts.blob"),
+        _number(mount["size_bytes"], "storage.mounts.size_bytes"), MountForm(form),
+    )  # fmt: skip
+
+
+def _texts(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{name}: not a list of texts")
+    return tuple(_text(item, name) for item in value)
+
+
 _PARTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Part]]]] = {
     KIND_FINETUNE: (FinetunePart._fields, _tuned),
     KIND_GENERATE: (GeneratePart._fields, _generated),
+    KIND_CONTAINER: (ContainerPart._fields, _contained),
 }
 """Fields that a kind has of its own, and what reads them."""
 

@@ -30,13 +30,16 @@ from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.sealed import sealed_size
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.kinds.container import LOG_BYTES_MAX, ContainerPart
 from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.custody_records import find_custody
 from tasks.ledger.lifecycle import ENDED
+from tasks.ledger.meter_records import load_meter
 from tasks.ledger.queries import tasks_by_requester
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.screening import DatasetFacts, read_dataset_facts
 from tasks.proofs import LEAVES_LIMIT_BYTES
+from tasks.spec import container_of
 
 __all__ = ["GatewayBlobs", "missing_ranges"]
 
@@ -136,7 +139,10 @@ class GatewayBlobs:
         record, spec = load_task(self._state, task), load_spec(self._state, task)
         makers = [record.worker, record.requester]
         limit_bytes = 0
-        if name in [given.blob for given in spec.inputs()]:
+        if spec.is_metered:
+            limit_bytes, sooner = _named_of_container(self._state, task, name, container_of(spec))
+            makers[:0] = sooner
+        elif name in [given.blob for given in spec.inputs()]:
             limit_bytes = inputs_limit(spec)
             makers.reverse()
             makers += input_holders(self._state, task)
@@ -314,3 +320,18 @@ def missing_ranges(missing: list[int]) -> list[tuple[int, int]]:
         else:
             break
     return [(first, count) for first, count in ranges]
+
+
+def _named_of_container(
+    state: Reader, task: bytes, name: bytes, part: ContainerPart
+) -> tuple[int, list[bytes]]:  # fmt: skip
+    """Return the size of a blob that a container names, or that its machine named at its end; and that machine."""
+    for mount in part.storage.mounts:
+        if name == mount.blob:
+            return mount.size_bytes, []
+    end = load_meter(state, task).end
+    if end is not None and name == end.output:
+        return min(end.output_bytes, part.storage.output_bytes_max), [end.worker]
+    if end is not None and name == end.logs:
+        return min(end.logs_bytes, LOG_BYTES_MAX), [end.worker]
+    return 0, []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rpc.client.api import ask_account, ask_fees, ask_receipt, send, send_beside, submit, wait_for
 from rpc.client.arguments import check_amount, check_key
 from rpc.client.blobs import Progress
+from rpc.client.containers import ask_container
 from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
@@ -27,6 +28,7 @@ from state.primitives.codec import Value
 from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
+from tasks.kinds.container import KIND_CONTAINER
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
@@ -88,15 +90,21 @@ def make_job(
     from tasks.requests.errors import RequestInvalid
     from tasks.spec import decode_spec, encode_spec
 
-    rows = _rows(request) if data is None else data
+    if data is None:
+        data = _rows(request) if request.data else b""
     try:
         job = MAKERS[request.kind](
-            request, rows, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
+            request, data, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
         )
         decode_spec(encode_spec(job.spec))
     except RowsInvalid as error:
         raise RequestInvalid(
-            error.text, file=request.data, line=error.line, column=error.column, field="data", code=error.code
+            error.text,
+            file=getattr(request, "data", ""),
+            line=error.line,
+            column=error.column,
+            field="data",
+            code=error.code,
         ) from None
     except ModelError as error:
         field = "model" if request.model or not hasattr(request, "tokenizer") else "tokenizer"
@@ -133,6 +141,8 @@ def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
 
 def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
     """Return the contents that workers of a job fetch; the last are its rows."""
+    if job.spec.is_metered:
+        return tuple(getattr(job, "blobs", ()))
     return tuple(blob for blob in (job.model, getattr(job, "adapter", b""), job.rows) if blob)
 
 
@@ -429,7 +439,7 @@ def _generate(
 class _Wanted(NamedTuple):
     kind: str
     model: str | Path | None
-    data: str | Path | Sequence[Mapping[str, object]]
+    data: str | Path | bytes | Sequence[Mapping[str, object]]
     budget: int | None
     max_price: int | None
     seed: bytes | None
@@ -460,17 +470,36 @@ def _make_and_post(
     )  # fmt: skip
 
 
+def _run_container(
+    core: Core, /, key: SecretKey, *, image: str, budget: int | None = None, max_price: int | None = None,
+    control: Path | None = None, anyway: bool = False, progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Run a container; return the task when it is final. ``fields`` are those of a job file.
+
+    **Nothing about it is proven**: its machine is paid for seconds. ``image`` is ``REPOSITORY@sha256:DIGEST``;
+    values of the environment are public. Amounts and errors are as of ``finetune``.
+    """
+    wanted = _Wanted(KIND_CONTAINER, None, b"", budget, max_price, None, custody=False)
+    every = {"image": image, **fields}
+    return (yield from _make_and_post(core, key, wanted, every, control, progress, anyway=anyway))
+
+
 def _requested(wanted: _Wanted, fields: Mapping[str, object]) -> Request:
     from tasks.requests.reading import request_of
 
+    if wanted.kind == KIND_CONTAINER:
+        return request_of({"kind": wanted.kind, **fields})
     data = str(wanted.data) if isinstance(wanted.data, str | Path) else "rows.jsonl"
     model = {} if wanted.model is None else {"model": str(wanted.model)}
     return request_of({"kind": wanted.kind, **model, "data": data, **fields})
 
 
 def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:
-    rows = wanted.data
-    data = None if isinstance(rows, str | Path) else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    rows, data = wanted.data, None
+    if isinstance(rows, bytes):
+        data = rows
+    elif not isinstance(rows, str | Path):
+        data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     return make_job(
         request, seed=wanted.seed or secrets.token_bytes(HASH_BYTES),
         max_price_per_tera_unit=wanted.max_price or PRICE_DEFAULT, data=data, tuned=tuned,
@@ -487,4 +516,6 @@ class JobApi:
     train = FlowMethod(_train)
     finetune = FlowMethod(_finetune)
     generate = FlowMethod(_generate)
+    run_container = FlowMethod(_run_container)
+    container_result = FlowMethod(ask_container)
     put_contents = FlowMethod(put_contents)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from rpc.client.containers import ContainerJob, make_container
 from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
@@ -14,6 +16,7 @@ from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_gen
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_model
 from tasks.models.training import TrainingJob, make_training
+from tasks.requests.containing import ContainerRequest
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.generating import GeneratingRequest
 from tasks.requests.training import BYTES, TrainingRequest
@@ -21,7 +24,7 @@ from tasks.requests.tuning import TuningRequest
 
 __all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned"]
 
-MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob
+MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob
 
 
 class JobTerms(NamedTuple):
@@ -78,9 +81,14 @@ def _asking(request: GeneratingRequest, rows: bytes, trained: Tuned | None, term
         return make_generating(model, rows, request.settings, **terms.named)
 
 
+def _containing(request: ContainerRequest, _rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> ContainerJob:
+    return make_container(request, max_price=terms.max_price, match_ms=terms.match_ms)
+
+
 MAKERS: Final[Mapping[str, Maker]] = {
     KIND_TRAIN: _training,
     KIND_FINETUNE: _tuning,
     KIND_GENERATE: _generating,
+    KIND_CONTAINER: _containing,
 }
 """What makes the job of a kind, of a request, its rows, the adapters that it names, and its terms."""

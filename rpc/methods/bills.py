@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from billing.errors import EscrowUnknown
 from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
-from billing.prices import Role
+from billing.prices import Budget, Role
 from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, NodeApi
@@ -41,7 +41,7 @@ from tasks.ledger.groups import spare_budget
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import class_of
-from tasks.ledger.queries import find_task, quote, quote_checks, report_on
+from tasks.ledger.queries import CheckQuote, find_task, quote, quote_checks, report_on
 from tasks.ledger.records import JobReport
 from tasks.ledger.screening import (
     Objection,
@@ -55,7 +55,7 @@ from tasks.ledger.screening import (
     machine_objections,
     rate_objections,
 )
-from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+from tasks.spec import SPEC_LIMIT_BYTES, ContainerPart, JobSpec, decode_spec, spec_hash
 
 __all__ = ["BILL_COMPONENTS", "BILL_METHODS"]
 
@@ -121,10 +121,13 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     ]
     notices = [
         *machine_notices(job, seen.outlook),
-        *seen.keeping,
-        *custody_cost_notices(job, parameters, gas, node.head.base_fee_next),
+        *(() if job.is_metered else seen.keeping),
+        *(() if job.is_metered else custody_cost_notices(job, parameters, gas, node.head.base_fee_next)),
     ]
     checks = quote_checks(job, node.head.base_fee_next, parameters)
+    if isinstance(job.part, ContainerPart):
+        notices += await _mount_notices(node, job.part)
+        return _quoted(await stamp(node, height), job, parameters, budget, checks, seen, objections, notices)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     for given in job.inputs()[1:]:
         found = await node.request(BlobRequests.dataset_facts, given.blob)
@@ -141,15 +144,34 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         notices.append(Objection("dataset_not_held", text))
     else:
         objections = [*dataset_objections(job, facts), *objections]
+    return _quoted(await stamp(node, height), job, parameters, budget, checks, seen, objections, notices)
+
+
+async def _mount_notices(node: NodeApi, part: ContainerPart) -> list[Objection]:
+    """Return which mounts of a container the node does not hold."""
+    found = []
+    for mount in part.storage.mounts:
+        if await node.request(BlobRequests.dataset_facts, mount.blob) is None:
+            text = f"the node that is asked does not hold the mount {mount.path}, {hexed(mount.blob)}"
+            found.append(Objection("mount_not_held", text))
+    return found
+
+
+def _quoted(
+    at: Json, job: JobSpec, parameters: TaskParameters, budget: Budget, checks: CheckQuote, seen: _Seen,
+    objections: list[Objection], notices: list[Objection],
+) -> Json:  # fmt: skip
     return {
-        "at": await stamp(node, height),
+        "at": at,
         "price": str(budget.price),
         "verification": str(budget.verification),
         "fee": str(budget.fee),
         "preparation": str(budget.preparation),
-        "custody": str(custody_budget(job, parameters)),
-        "custody_lines": [_custody_line(line) for line in custody_lines(job, parameters, keeps_input=True)],
-        "spare": str(spare_budget(job, parameters).total),
+        "custody": "0" if job.is_metered else str(custody_budget(job, parameters)),
+        "custody_lines": []
+        if job.is_metered
+        else [_custody_line(line) for line in custody_lines(job, parameters, keeps_input=True)],
+        "spare": "0" if job.is_metered else str(spare_budget(job, parameters).total),
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
         "checks": {name: str(amount) for name, amount in checks._asdict().items()},

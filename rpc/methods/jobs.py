@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 from tasks.spec import JobSpec
@@ -34,4 +35,4 @@ def _json(value: Any) -> Any:
         if named is not None:
             return {name: _json(item) for name, item in named().items()}
         return [_json(item) for item in value]
-    return value
+    return int(value) if isinstance(value, IntEnum) else value

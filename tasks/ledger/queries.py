@@ -268,6 +268,8 @@ def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
 
 def quote_checks(spec: JobSpec, base_fee: int, parameters: TaskParameters) -> CheckQuote:
     """Return what checks of a window of ``spec`` cost if it is matched at ``base_fee`` and its highest price."""
+    if spec.is_metered:  # nobody checks it, and no bond stands for it
+        return CheckQuote(0, 0, 0, 0, gas_price_of(base_fee))
     rerun = rerun_price(spec, 0, parameters.verifiers, spec.max_price_per_tera_unit, parameters)
     bond, bond_new = (
         max(

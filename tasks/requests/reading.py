@@ -8,9 +8,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from state.primitives.amounts import format_amount
 from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.requests.arrays import NAME, NAME_LENGTH_MAX, STEPS, STEPS_MAX, Member, members_of, steps_named
+from tasks.requests.containing import ContainerRequest, containing_of
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.fields import JobFields, Place
 from tasks.requests.generating import GeneratingRequest, generating_of
@@ -25,11 +27,12 @@ __all__ = [
 ]  # fmt: skip
 
 _TERMS: Final = ", ".join(TERMS)
-Request: TypeAlias = TrainingRequest | TuningRequest | GeneratingRequest
+Request: TypeAlias = TrainingRequest | TuningRequest | GeneratingRequest | ContainerRequest
 KINDS: Final[Mapping[str, Callable[[JobFields], Request]]] = {
     KIND_TRAIN: training_of,
     KIND_FINETUNE: tuning_of,
     KIND_GENERATE: generating_of,
+    KIND_CONTAINER: containing_of,
 }
 """What reads the fields of a kind. A request says its kind."""
 
@@ -64,7 +67,9 @@ class JobFile(NamedTuple):
     def request_of(self, member: Member, tasks: Mapping[str, str] | None = None) -> Request:
         """Return what a task asks for; ``tasks`` are those of the steps that it names. Raises RequestInvalid."""
         request = request_of_member(member, tasks)
-        return request._replace(model=self.model_of(request.model)) if request.model else request
+        if isinstance(request, ContainerRequest) or not request.model:
+            return request
+        return request._replace(model=self.model_of(request.model))
 
 
 def request_of_member(member: Member, tasks: Mapping[str, str] | None = None) -> Request:

@@ -89,6 +89,10 @@ _ONE_TASK: Final = (
 """Options of a single task; a file of several tasks says the terms of all."""
 
 
+_PROVEN_ONLY: Final = ("--private", "--custody", "--keep-input", "--holders", "--members", "--spares")
+"""Options of jobs whose windows are proven."""
+
+
 class _Recipe(NamedTuple):
     spec_file: Path | None
     job_file: Path | None
@@ -303,13 +307,7 @@ def quote(
     show_fields(
         {
             **({} if made is None else told_job(made)),
-            "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
-            "work, at the price limit": show_amount(amounts.price),
-            "verification, at most": show_amount(amounts.verification),
-            "a check": f"{show_amount(amounts.checks.fee)}, paid by the check fund",
-            "verifiers drawn": f"up to a base fee of {show_amount(amounts.checks.base_fee)} per gas",
-            "worker's bond, at least": show_amount(amounts.checks.bond),
-            "bond of a new worker": show_amount(amounts.checks.bond_new),
+            **(_time_lines(job, amounts) if job.is_metered else _work_lines(job, amounts)),
             "protocol fee": show_amount(amounts.fee),
             "preparation": show_amount(amounts.preparation),
             **_custody_lines(amounts),
@@ -330,6 +328,28 @@ def quote(
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
+
+
+def _work_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
+    """Return what proven work and its checks cost."""
+    return {
+        "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
+        "work, at the price limit": show_amount(amounts.price),
+        "verification, at most": show_amount(amounts.verification),
+        "a check": f"{show_amount(amounts.checks.fee)}, paid by the check fund",
+        "verifiers drawn": f"up to a base fee of {show_amount(amounts.checks.base_fee)} per gas",
+        "worker's bond, at least": show_amount(amounts.checks.bond),
+        "bond of a new worker": show_amount(amounts.checks.bond_new),
+    }
+
+
+def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
+    """Return what the time of a container costs."""
+    return {
+        "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
+        "all of it, at the price limit": show_amount(amounts.price),
+        "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
+    }
 
 
 def _terms(recipe: _Recipe) -> tuple[object, ...]:
@@ -379,7 +399,7 @@ def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
 def _objections(quoted: JobQuote) -> list[tuple[str, str]]:
     """Return the obstacles to a job; the gateway's node may not hold the built-in data set yet."""
     found = list(quoted.objections)
-    if quoted.spec.dataset.blob == DIGITS_BLOB:
+    if not quoted.spec.is_metered and quoted.spec.dataset.blob == DIGITS_BLOB:
         here = dataset_objections(quoted.spec, DIGITS_FACTS)
         found += [(code, text) for code, text in here if code not in dict(found)]
     return found
@@ -486,13 +506,16 @@ def create(
         is_kept = terms.custody if is_kept is None else is_kept
         spec = decode_spec(raw)
         plain = None
+        if spec.is_metered:
+            refuse_given(_PROVEN_ONLY, "a container has neither custody nor groups")
+            is_kept = False
         if is_private or keeps_input or holders:
             plain = plain_dataset(spec, dataset) if made is None else made.rows
         private = None
         if is_private and plain is not None:
             private = _Private(session, client, key, spec, plain, holders, threshold)
             spec, raw = private.job.spec, encode_spec(private.job.spec)
-        if made is None and spec.dataset.blob != DIGITS_BLOB:
+        if made is None and not spec.is_metered and spec.dataset.blob != DIGITS_BLOB:
             for given in spec.inputs()[0 if private is None else 1 :]:
                 _tell_of_data(client, given.blob)
         if private is None:
@@ -513,6 +536,8 @@ def create(
         standing = check_seats(members, spares)
         locked = quoted.total if members == 1 else seats_price(quoted, members, standing)
         size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
+        if spec.is_metered:
+            size = f"a container for {show_span(1000 * spec.schedule.total_steps)} at most, nothing of it proven"
         what = {
             "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {size}",
             "locks": f"{show_amount(locked)}; what is not used comes back",
@@ -527,6 +552,8 @@ def create(
                 )
             if private is not None:
                 put_private(client, private.job, private.control)
+                return
+            if spec.is_metered:
                 return
             put_digits_of(
                 client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")

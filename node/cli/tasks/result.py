@@ -15,6 +15,7 @@ from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
+from node.cli.tasks.container_result import show_container
 from node.cli.tasks.custody import show_garbage
 from node.cli.tasks.watch import record_of, say
 from rpc.client import NoResult
@@ -68,6 +69,9 @@ def result(
     machines keep false bytes for the worker, the command asks to show that. --yes confirms it. Shown on chain,
     it proves a lie of the worker.
 
+    Of a container the output is unpacked into the new folder --out. The end of its logs is shown. Nobody has
+    proven any of it.
+
     The result of fine-tuning is a folder in the layout of PEFT. A trained language model is one in that of
     transformers. `dekube verify` checks both. Completions of prompts are a file of JSON lines, in the
     order of the prompts.
@@ -92,6 +96,9 @@ def result(
     with session.client() as client:
         record = record_of(client, task_id)
         spec = spec_of(record)
+        if spec.is_metered:
+            show_container(session, client, task_id, out, as_json=as_json)
+            return
         why = record.reason.replace("_", " ")
         if record.has_ended and not record.final_windows:
             raise NoResult(f"task {hexed(task_id)} ended {record.phase} ({why}): no window became final")

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from node.cli.output import counted
+from billing.prices import work_price_up
+from node.cli.output import counted, show_amount
 from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.programs.operators.scalars import NANO
+from tasks.spec import JobSpec, container_of
 
 if TYPE_CHECKING:
+    from rpc.client.containers import ContainerJob
     from rpc.client.making import MadeJob
     from tasks.models.generating import GeneratingJob
     from tasks.models.jobs import TuningJob
     from tasks.models.training import TrainingJob
 
-__all__ = ["decoding_told", "told_generating", "told_job", "told_training", "told_tuning"]
+__all__ = [
+    "UNPROVEN", "told_container", "told_container_part", "told_generating", "told_job", "told_training",
+    "told_tuning",
+]  # fmt: skip
+
+UNPROVEN: Final = "none: nobody checks what the machine runs; you pay for seconds, and stop it"
 
 
 def told_training(job: TrainingJob) -> Mapping[str, str]:
@@ -73,10 +82,38 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
     }
 
 
+def told_container(job: ContainerJob) -> Mapping[str, str]:
+    """Return what is run, and what an hour of it costs at most."""
+    return {"assurance": UNPROVEN, **told_container_part(job.spec)}
+
+
+def told_container_part(spec: JobSpec) -> Mapping[str, str]:
+    """Return what a container runs, for how long, and what an hour of it costs at most."""
+    part = container_of(spec)
+    command = " ".join(part.process.command) or "that of the image"
+    mounts = ", ".join(f"{mount.path} ({mount.size_bytes} bytes)" for mount in part.storage.mounts) or "none"
+    output = part.storage.output
+    wanted = spec.requirements
+    return {
+        "image": part.image.reference,
+        "command": command,
+        "environment": f"{counted(len(part.process.environment), 'value')}, public on the chain",
+        "mounts": mounts,
+        "output": f"{output}, {part.storage.output_bytes_max} bytes at most" if output else "none",
+        "machine": f"{counted(part.cores, 'core')}, {counted(wanted.gpus, 'GPU')}, {wanted.memory_mib} MiB, "
+        f"rate {wanted.rate_min} to {spec.rate_max}",
+        "time": f"{counted(spec.windows, 'tick')} of {counted(spec.tick_s, 'second')} at most",
+        "an hour costs, at most": show_amount(
+            work_price_up(3_600 * spec.step_units, spec.max_price_per_tera_unit)
+        ),
+    }
+
+
 TOLD: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     KIND_TRAIN: told_training,
     KIND_FINETUNE: told_tuning,
     KIND_GENERATE: told_generating,
+    KIND_CONTAINER: told_container,
 }
 """What is told of a job of each kind."""
 

@@ -14,12 +14,13 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
 from node.cli.tasks.group import group_bill, show_group
-from node.cli.tasks.told import decoding_told
+from node.cli.tasks.told import UNPROVEN, decoding_told
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
 from node.market.posting import next_of
 from rpc.client.core import hexed
 from rpc.client.results import Bill, BillLine
+from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.ledger.lifecycle import Phase
@@ -127,15 +128,12 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "price": f"{show_amount(int(record['price_per_tera_unit']))} {PER_TERA_UNIT}, at most "
             f"{show_amount(int(spec['max_price_per_tera_unit']))}",
             "job": _job(spec),
-            "data set": spec["dataset"]["blob"],
-            "windows": f"{record['final_windows']} of {record['windows']} final, "
-            f"{record['proved_windows']} proved",
+            **_progress(record),
             **_claim(record),
             **_waits(record),
             **_said(record),
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
-            "state root": record["final_root"] or record["state_root"],
             **({"next": "; ".join(following)} if following else {}),
         },
         as_json=False,
@@ -150,8 +148,35 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     _show_verdicts(windows)
 
 
+def _progress(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return how far a task is: windows that are proven, or seconds that were paid."""
+    meter = record.get("meter")
+    if meter is None:
+        return {
+            "data set": record["spec"]["dataset"]["blob"],
+            "windows": f"{record['final_windows']} of {record['windows']} final, "
+            f"{record['proved_windows']} proved",
+            "state root": record["final_root"] or record["state_root"],
+        }
+    found = {
+        "assurance": UNPROVEN,
+        "metered": f"{counted(meter['seconds'], 'second')} of {record['spec']['schedule']['total_steps']}, "
+        f"paid {show_amount(int(meter['paid']))}",
+    }
+    end = meter["exit"]
+    if end is not None:
+        code = f" {end['code']}" if end["kind"] in ("exited", "signalled") else ""
+        found["ended"] = f"{end['kind'].replace('_', ' ')}{code}, says its machine {end['worker']}"
+    elif meter["stop_ms"]:
+        found["ended"] = "its machine is to stop it"
+    return found
+
+
 def _job(spec: Mapping[str, Any]) -> str:
     """Return what a task computes, in one line."""
+    if spec["kind"] == KIND_CONTAINER:
+        image, command = spec["image"], " ".join(spec["process"]["command"])
+        return f"container {image['repository']}@sha256:{image['digest'][2:]} {command}".rstrip()
     model, data = spec["model"], spec["dataset"]
     steps = f"{counted(spec['schedule']['total_steps'], 'step')}, batch {spec['batch']}"
     shape = f"{spec['kind']} {model['name']}"

@@ -1,0 +1,61 @@
+"""The result of a container: its exit code, the end of its logs, and its output in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from node.cli.blobs import download_folder, show_progress
+from node.cli.output import counted, show, show_amount, show_fields
+from node.cli.session import Session
+from node.cli.tasks.told import UNPROVEN
+from node.cli.tasks.watch import say
+from node.cli.terminal import printable
+from rpc.client import Client
+from rpc.client.core import hexed
+from state.primitives.errors import ConfigError
+
+__all__ = ["show_container"]
+
+LINES_SHOWN: Final = 40
+"""Lines of the logs that are shown; all of them are in the file beside the output."""
+LOG_FILE: Final = ".log"
+
+
+def show_container(session: Session, client: Client, task: bytes, out: Path | None, *, as_json: bool) -> None:
+    """Fetch what a container left, and show how it ended. Raises ConfigError, NoResult, ArchiveInvalid."""
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: a new or empty folder expected, for the output of a container")
+    say("Fetching the logs and the output ..." if out is not None else "Fetching the logs ...")
+    found = client.container_result(
+        task,
+        folder=out,
+        control=session.control(),
+        progress=show_progress("Fetching"),
+        downloads=download_folder(),
+    )
+    log = None
+    if out is not None:
+        log = out.with_name(out.name + LOG_FILE)
+        log.write_bytes(found.logs)
+    text = found.logs.decode("utf-8", "replace")
+    answer: dict[str, Any] = {
+        "task": hexed(task), "phase": found.phase, "reason": found.reason, "proved": False, "exit": found.kind,
+        "code": found.code, "seconds": found.seconds, "paid": str(found.paid),
+        "files": found.files if out is not None else None,
+        **({} if out is None else {"folder": str(out), "log": str(log)}),
+    }  # fmt: skip
+    if as_json:
+        show({**answer, "logs": text})
+        return
+    answer |= {"proved": UNPROVEN, "seconds": counted(found.seconds, "second"), "paid": show_amount(found.paid)}
+    show_fields(
+        {name: value for name, value in answer.items() if value is not None}, as_json=False, title="Result"
+    )
+    lines = text.splitlines()[-LINES_SHOWN:]
+    if lines:
+        click.echo(f"\nThe last {counted(len(lines), 'line')} of its logs:")
+        for line in lines:
+            click.echo(printable(line))

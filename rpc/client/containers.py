@@ -1,0 +1,152 @@
+"""Containers from the requester's side: mounts are packed, and what is left is fetched and unpacked (R96).
+
+Nothing about a container is proven. What its machine says of it is shown as what its machine says.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rpc.client.api import each
+from rpc.client.blobs import Progress
+from rpc.client.core import Core, Flow, RunBlocking, gather, hexed
+from rpc.client.errors import NoResult
+from rpc.client.results import Machine
+from rpc.client.tasks import Places, ask_task, fetch_blob, spec_of
+from state.primitives.manifests import manifest_of
+from tasks.kinds.container import LOG_BYTES_MAX, Mount, MountForm
+from tasks.kinds.folders import ArchiveInvalid, pack, unpack
+from tasks.requests.containing import ContainerRequest, MountRequest
+from tasks.requests.errors import RequestInvalid
+from tasks.spec import JobSpec, Requirements, container_job, container_of
+
+if TYPE_CHECKING:
+    from rpc.client.results import Task
+
+__all__ = ["ContainerJob", "ContainerResult", "ask_container", "make_container"]
+
+MOUNT_SENT_BYTES_MAX: Final = 1 << 30
+"""Bytes of a mount that this version packs: it is held in memory."""
+
+
+class ContainerJob(NamedTuple):
+    """A container and the blobs of its mounts, in the order of their paths."""
+
+    spec: JobSpec
+    blobs: tuple[bytes, ...]
+    notes: tuple[str, ...]
+    model: bytes = b""
+    rows: bytes = b""
+
+
+class ContainerResult(NamedTuple):
+    """How a container ended, as its machine says: nobody has checked that. ``files`` were unpacked.
+
+    ``code`` is the exit code, or the number of the signal. ``logs`` is the end of what it printed.
+    """
+
+    task: bytes
+    phase: str
+    reason: str
+    seconds: int
+    paid: int
+    kind: str | None
+    code: int | None
+    logs: bytes
+    files: int
+
+
+def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) -> ContainerJob:
+    """Return the job of a request, with its mounts packed. Raises RequestInvalid."""
+    mounts, blobs = list[Mount](), list[bytes]()
+    for wanted in request.mounts:
+        content, form = _packed(request, wanted)
+        blobs.append(content)
+        mounts.append(Mount(wanted.path, manifest_of(io.BytesIO(content)).blob_id, len(content), form))
+    part = request.part._replace(storage=request.part.storage._replace(mounts=tuple(mounts)))
+    wanted_of = request.settings
+    spec = container_job(
+        part, ticks=wanted_of.ticks, tick_s=wanted_of.tick_s, max_price_per_tera_unit=max_price,
+        requirements=Requirements(wanted_of.gpus, wanted_of.memory_mib, wanted_of.rate), match_ms=match_ms,
+    )  # fmt: skip
+    notes = ["nothing about a container is proven: its machine is paid for seconds; watch it, cancel it in need"]
+    if part.process.environment:
+        notes.append("the environment is public on the chain: no secrets in it")
+    return ContainerJob(spec, tuple(blobs), tuple(notes))
+
+
+def _packed(request: ContainerRequest, wanted: MountRequest) -> tuple[bytes, MountForm]:
+    """Return what a mount has. Raises RequestInvalid, which names the file."""
+    source = Path(wanted.source)
+    try:
+        if source.is_dir():
+            return pack(source, limit_bytes=MOUNT_SENT_BYTES_MAX), MountForm.FOLDER
+        if not source.is_file():
+            raise RequestInvalid(
+                f"no file or folder {wanted.source}, which is to be at {wanted.path}",
+                file=request.file,
+                field="mounts",
+            )
+        with source.open("rb") as file:
+            content = file.read(MOUNT_SENT_BYTES_MAX + 1)
+    except ArchiveInvalid as error:
+        raise RequestInvalid(
+            f"{wanted.source}: {error}", file=request.file, field="mounts", code=error.code
+        ) from None
+    except OSError as error:
+        raise RequestInvalid(f"{wanted.source}: {error.strerror}", file=request.file, field="mounts") from None
+    if len(content) > MOUNT_SENT_BYTES_MAX:
+        raise RequestInvalid(
+            f"{wanted.source}: more than {MOUNT_SENT_BYTES_MAX} bytes", file=request.file, field="mounts"
+        )
+    return content, MountForm.FILE
+
+
+def ask_container(
+    core: Core, task: bytes, *, folder: Path | None = None, control: Path | None = None,
+    progress: Progress | None = None, downloads: Path | None = None,
+) -> Flow[ContainerResult]:  # fmt: skip
+    """Return how a container ended, with the end of its logs; its output is unpacked into the new ``folder``.
+
+    The output is a stranger's archive: links and paths that leave the folder are refused before a byte is written.
+    Raises NoResult, ArchiveInvalid, ControlUnavailable, GatewayUnreachable.
+    """
+    record = yield from ask_task(core, task)
+    if record is None:
+        raise NoResult(f"no task has the id {hexed(task)}")
+    spec: JobSpec = yield RunBlocking(partial(spec_of, record))
+    if not spec.is_metered:
+        raise NoResult(f"task {hexed(task)} is of kind {spec.kind}: `result` fetches what it made")
+    meter = record.document["meter"]
+    end = meter["exit"]
+    logs, files = b"", 0
+    if end is not None:
+        places = yield from _places(core, record, end["worker"], control, progress, downloads)
+        if end["logs"] is not None:
+            logs = yield from fetch_blob(core, places, bytes.fromhex(end["logs"][2:]), LOG_BYTES_MAX)
+        if folder is not None:
+            if end["output"] is None:
+                raise NoResult(f"the container of task {hexed(task)} left no output")
+            most = container_of(spec).storage.output_bytes_max
+            packed = yield from fetch_blob(core, places, bytes.fromhex(end["output"][2:]), most)
+            files = yield RunBlocking(partial(unpack, io.BytesIO(packed), folder, limit_bytes=most))
+    elif folder is not None:
+        raise NoResult(f"task {hexed(task)} is {record.phase}: its machine has said nothing of an end")
+    return ContainerResult(
+        task, record.phase, record.reason, meter["seconds"], int(meter["paid"]),
+        None if end is None else end["kind"], None if end is None else end["code"], logs, files,
+    )  # fmt: skip
+
+
+def _places(
+    core: Core, record: Task, worker: str, control: Path | None, progress: Progress | None, downloads: Path | None
+) -> Flow[Places]:
+    """Return where blobs of a container are fetched from: its machine first."""
+    sources: list[bytes] = []
+    if control is not None:
+        machines = yield from gather(each(core, Machine, "dekube_getNodes"))
+        sources = list(dict.fromkeys([bytes.fromhex(worker[2:]), *(machine.address for machine in machines)]))
+    return Places(record.id, control, sources, downloads or Path(), progress)

@@ -1,0 +1,207 @@
+"""A request to run a container: an image, a command, what it reads and leaves, and for how long (R93)."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any, Final, NamedTuple
+
+from state.primitives.errors import DecodeError
+from tasks.kinds.container import (
+    CORES_MAX,
+    DISK_MIB_MAX,
+    DISK_MIB_MIN,
+    GRACE_S_MAX,
+    GRACE_S_MIN,
+    KIND_CONTAINER,
+    MEMORY_MIB_MIN,
+    METER_RESERVED,
+    OUTPUT_BYTES_MAX,
+    RETRIES_MAX,
+    SECONDS_MAX,
+    TICK_S_MAX,
+    TICK_S_MIN,
+    USER_MAX,
+    ContainerPart,
+    Image,
+    Metering,
+    Process,
+    Storage,
+    check_container,
+    is_container_path,
+)
+from tasks.requests.fields import JobFields
+from tasks.spec import GPUS_MAX, WINDOWS_MAX
+
+__all__ = ["ContainerRequest", "ContainerSettings", "MountRequest", "containing_of"]
+
+_IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{64})")
+_FIELDS: Final = (
+    "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
+    "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
+)  # fmt: skip
+RATE_DEFAULT: Final = 10**10
+RATE_MAX: Final = 1 << 45
+USER_DEFAULT: Final = 65_534
+MIB: Final = 1 << 20
+_SPAN_S: Final = {"hours": 3_600, "minutes": 60}
+
+
+class MountRequest(NamedTuple):
+    """A file or folder of this machine, and where the container has it, read only."""
+
+    source: str
+    path: str
+
+
+class ContainerSettings(NamedTuple):
+    """What is reserved and for how long: ``ticks`` of ``tick_s`` seconds. ``rate`` is that of one GPU or core."""
+
+    cores: int
+    memory_mib: int
+    gpus: int
+    rate: int
+    ticks: int
+    tick_s: int
+
+
+class ContainerRequest(NamedTuple):
+    """What is asked for; ``part`` is all of the specification but for the mounts, which are not packed yet.
+
+    ``file`` names the request.
+    """
+
+    file: str
+    part: ContainerPart
+    mounts: tuple[MountRequest, ...]
+    settings: ContainerSettings
+
+    @property
+    def kind(self) -> str:
+        """The kind of job that is asked for."""
+        return KIND_CONTAINER
+
+    @property
+    def model(self) -> str:
+        """It has no model."""
+        return ""
+
+    @property
+    def data(self) -> str:
+        """It has no rows."""
+        return ""
+
+
+def containing_of(fields: JobFields) -> ContainerRequest:
+    """Return what is asked for. Raises RequestInvalid."""
+    fields.expect(_FIELDS)
+    found = _IMAGE.fullmatch(fields.text("image"))
+    if found is None:
+        raise fields.wrong(
+            "image", "image: REPOSITORY@sha256:DIGEST expected, as docker.io/library/python@sha256:..."
+        )
+    image = Image(found["repository"], bytes.fromhex(found["digest"]))
+    mounts = _mounts(fields)
+    output = fields.text("output") if fields.has("output") else ""
+    output_mib = _bounded(fields, "output_mib", 1024 if output else 0, 1 if output else 0, OUTPUT_BYTES_MAX // MIB)
+    storage = Storage(
+        (), output, output_mib * MIB, _bounded(fields, "disk_mib", 10_240, DISK_MIB_MIN, DISK_MIB_MAX)
+    )
+    process = Process(_command(fields), _environment(fields), _bounded(fields, "user", USER_DEFAULT, 0, USER_MAX))
+    tick_s = _bounded(fields, "tick_s", 60, TICK_S_MIN, TICK_S_MAX)
+    metering = Metering(
+        METER_RESERVED, _bounded(fields, "grace_s", 120, GRACE_S_MIN, GRACE_S_MAX),
+        _bounded(fields, "retries", 1, 0, RETRIES_MAX),
+    )  # fmt: skip
+    part = ContainerPart(image, process, storage, _bounded(fields, "cores", 1, 1, CORES_MAX), metering)
+    settings = ContainerSettings(
+        part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
+        _bounded(fields, "gpus", 0, 0, GPUS_MAX), _rate(fields), _ticks(fields, tick_s), tick_s,
+    )  # fmt: skip
+    _check(fields, part, mounts)
+    return ContainerRequest(fields.file, part, mounts, settings)
+
+
+def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, ...]) -> None:
+    """Check the whole as the chain does, and name the field. Raises RequestInvalid."""
+    paths = [mount.path for mount in mounts]
+    for path in paths:
+        if not is_container_path(path):
+            raise fields.wrong(
+                "mounts", f"mounts: {path[:80]!r} is no path that a container may have something at"
+            )
+    try:
+        check_container(part)
+    except DecodeError as error:
+        said = str(error).removeprefix("not a job specification: ")
+        name = said.partition(":")[0].rpartition(".")[2]
+        known = {"repository": "image", "storage": "output", "output_bytes_max": "output_mib"}.get(name, name)
+        raise fields.wrong(known, f"{known}: {said.partition(': ')[2]}") from None
+    for one in (*paths, *([part.storage.output] if part.storage.output else [])):
+        others = [path for path in paths if path != one]
+        if paths.count(one) > 1 or any(one == path or one.startswith(path + "/") for path in others):
+            raise fields.wrong("mounts", f"mounts: {one[:80]} is there twice, or lies in another one")
+
+
+def _bounded(fields: JobFields, name: str, otherwise: int, least: int, most: int) -> int:
+    value = fields.whole(name, otherwise, least)
+    if not least <= value <= most:
+        raise fields.wrong(name, f"{name}: a whole number from {least} to {most} expected")
+    return value
+
+
+def _rate(fields: JobFields) -> int:
+    if not fields.has("rate"):
+        return RATE_DEFAULT
+    value = fields.value("rate")
+    if type(value) is not int or not 1 <= value <= RATE_MAX:
+        raise fields.wrong("rate", f"rate: work units a second of a GPU or core expected, from 1 to {RATE_MAX}")
+    return value
+
+
+def _ticks(fields: JobFields, tick_s: int) -> int:
+    """Return the ticks of the time that is said, rounded up; an hour if nothing is said."""
+    if fields.both("hours", "minutes"):
+        raise fields.wrong("minutes", "minutes and hours: give one of them")
+    seconds = 3_600
+    for name, span_s in _SPAN_S.items():
+        if fields.has(name):
+            value: Any = fields.value(name)
+            if type(value) not in (int, float) or not 0 < value <= SECONDS_MAX / span_s:
+                raise fields.wrong(name, f"{name}: a number above 0 expected, {SECONDS_MAX // span_s} at most")
+            seconds = max(1, round(value * span_s))
+    ticks = -(-seconds // tick_s)
+    if ticks > WINDOWS_MAX or ticks * tick_s > SECONDS_MAX:
+        raise fields.wrong("tick_s", f"tick_s: {ticks} ticks, at most {WINDOWS_MAX}: give longer ones")
+    return ticks
+
+
+def _command(fields: JobFields) -> tuple[str, ...]:
+    value = fields.listed("command")
+    if value is None:
+        return ()
+    if not all(type(word) is str for word in value):
+        raise fields.wrong("command", "command: a list of texts expected, in quotes if they look like numbers")
+    return tuple(value)
+
+
+def _environment(fields: JobFields) -> tuple[str, ...]:
+    if not fields.has("environment"):
+        return ()
+    value = fields.value("environment")
+    if not isinstance(value, dict) or not all(type(item) is str for item in value.values()):
+        raise fields.wrong(
+            "environment", "environment: names with texts expected, in quotes if they look like numbers"
+        )
+    return tuple(f"{name}={value[name]}" for name in sorted(value))
+
+
+def _mounts(fields: JobFields) -> tuple[MountRequest, ...]:
+    found = []
+    for item in fields.listed("mounts") or ():
+        match item:
+            case {"source": str(source), "path": str(path)} if len(item) == 2 and source and "\0" not in source:
+                found.append(MountRequest(posixpath.join(posixpath.dirname(fields.file), source), path))
+            case _:
+                raise fields.wrong("mounts", "mounts: a list of {source: FILE OR FOLDER, path: PATH IN CONTAINER}")
+    return tuple(sorted(found, key=lambda mount: mount.path))

@@ -1,0 +1,180 @@
+"""Files of containers: what they describe, what a person is told, and what is fetched and unpacked at the end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli.jobs import spec_from_json
+from node.cli.tasks.job_file import read_job
+from node.cli.tasks.told import UNPROVEN, told_job
+from node.cli.tasks.views import _job, _progress
+from node.cli.templates import template
+from rpc.client.containers import ContainerJob
+from rpc.client.jobs import blobs_of, judge_job, make_job
+from rpc.client.results import TaskQuote
+from rpc.methods.jobs import spec_to_json
+from state.primitives.manifests import manifest_of
+from tasks.kinds.container import MountForm
+from tasks.kinds.folders import unpack
+from tasks.ledger.screening import check_start, kind_objections
+from tasks.requests.errors import RequestInvalid
+from tasks.spec import container_of, decode_spec, encode_spec
+from tests.tasks.containers import container
+
+IMAGE = "ghcr.io/some/image@sha256:" + "ab" * 32
+FILE = f"""
+kind: container
+image: {IMAGE}
+command: [python, /job/main.py, "3"]
+environment: {{B: "2", A: one two}}
+mounts:
+  - {{source: data, path: /data}}
+  - {{source: main.py, path: /job/main.py}}
+output: /output
+output_mib: 2
+minutes: 5
+tick_s: 30
+cores: 2
+gpus: 1
+rate: 7000000000
+user: 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "inner").mkdir(parents=True)
+    (tmp_path / "data" / "inner" / "rows.txt").write_text("rows")
+    (tmp_path / "main.py").write_text("print(1)")
+    (tmp_path / "job.yaml").write_text(FILE)
+    return tmp_path
+
+
+def made(folder: Path, text: str = FILE) -> ContainerJob:
+    (folder / "job.yaml").write_text(text)
+    found = make_job(read_job(folder / "job.yaml").request, seed=bytes(32), max_price_per_tera_unit=10**15)
+    assert isinstance(found, ContainerJob)
+    return found
+
+
+def test_a_file_describes_a_container(folder: Path) -> None:
+    job = made(folder)
+    part = container_of(job.spec)
+    assert decode_spec(encode_spec(job.spec)) == job.spec
+    assert part.image.reference == IMAGE
+    assert part.process == (("python", "/job/main.py", "3"), ("A=one two", "B=2"), 0)
+    assert (part.storage.output, part.storage.output_bytes_max, part.cores) == ("/output", 2 << 20, 2)
+    assert (job.spec.windows, job.spec.tick_s) == (10, 30)
+    assert job.spec.requirements == (1, 2_048, 7 * 10**9)
+    assert [(mount.path, mount.form) for mount in part.storage.mounts] == [
+        ("/data", MountForm.FOLDER), ("/job/main.py", MountForm.FILE),
+    ]  # fmt: skip
+    assert any("nothing about a container is proven" in note for note in job.notes)
+    assert any("public" in note for note in job.notes)
+
+
+def test_its_mounts_are_the_blobs_that_are_uploaded(folder: Path, tmp_path: Path) -> None:
+    job = made(folder)
+    mounts = container_of(job.spec).storage.mounts
+    assert blobs_of(job) == job.blobs
+    for mount, blob in zip(mounts, job.blobs, strict=True):
+        assert (mount.blob, mount.size_bytes) == (manifest_of(io.BytesIO(blob)).blob_id, len(blob))
+    unpack(io.BytesIO(job.blobs[0]), tmp_path / "again", limit_bytes=1 << 20)
+    assert (tmp_path / "again" / "inner" / "rows.txt").read_text() == "rows"
+    assert job.blobs[1] == b"print(1)"
+    assert made(folder).spec == job.spec  # the same files are the same job
+
+
+def test_a_person_is_told_that_nothing_is_proven_and_what_an_hour_costs(folder: Path) -> None:
+    told = told_job(made(folder))
+    assert told["assurance"] == UNPROVEN
+    assert told["an hour costs, at most"].startswith("0.0252 DKB")  # 7e9 units * 3600 s * 1e15 / 1e12
+    assert told["image"] == IMAGE
+    assert "public" in told["environment"]
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "said", "number"),
+    [
+        (f"image: {IMAGE}", "image: python:3.12", "image: REPOSITORY@sha256:DIGEST", 3),
+        (f"image: {IMAGE}", f"image: {IMAGE.upper().replace('SHA', 'sha')}", "image:", 3),
+        ('command: [python, /job/main.py, "3"]', "command: [python, 3]", "command: a list of texts", 4),
+        ('environment: {B: "2", A: one two}', "environment: {B: 2}", "environment: names with texts", 5),
+        ('environment: {B: "2", A: one two}', 'environment: {1B: "2"}', "environment:", 5),
+        ('environment: {B: "2", A: one two}', 'environment: {DEKUBE_A: "2"}', "environment:", 5),
+        ("output: /output", "output: /data/out", "mounts:", 6),
+        ("output: /output", "output: /proc/x", "output:", 9),
+        ("output_mib: 2", "output_mib: 5000", "output_mib: a whole number from 1 to 4096", 10),
+        ("minutes: 5", "minutes: 0", "minutes: a number above 0", 11),
+        ("minutes: 5", "hours: 2000", "hours: a number above 0 expected, 720", 11),
+        ("tick_s: 30", "tick_s: 5", "tick_s: a whole number of 10 or more", 12),
+        ("cores: 2", "core: 2", "did you mean cores", 13),
+        ("gpus: 1", "gpus: 99", "gpus:", 14),
+        ("rate: 7000000000", "rate: 0", "rate: work units", 15),
+        ("  - {source: data, path: /data}", "  - {source: data}", "mounts: a list of", 6),
+        ("  - {source: data, path: /data}", "  - {source: data, path: /data/}", "mounts: '/data/' is no path", 6),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(
+    folder: Path, line: str, instead: str, said: str, number: int
+) -> None:
+    (folder / "job.yaml").write_text(FILE.replace(line, instead))
+    with pytest.raises(RequestInvalid, match=said.replace("[", "\\[")) as caught:
+        _ = read_job(folder / "job.yaml").request
+    assert caught.value.line == number
+
+
+def test_a_source_that_is_missing_or_has_links_is_named(folder: Path) -> None:
+    with pytest.raises(RequestInvalid, match="no file or folder"):
+        made(folder, FILE.replace("source: data", "source: nothing"))
+    (folder / "data" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(RequestInvalid, match="no links"):
+        made(folder)
+
+
+def test_too_long_a_command_is_refused_before_anything_is_sent(folder: Path) -> None:
+    with pytest.raises(RequestInvalid, match="the job cannot run"):
+        made(folder, FILE.replace('"3"]', '"' + "x" * 2_100 + '"]'))
+
+
+def test_the_template_is_a_file_that_reads(folder: Path) -> None:
+    job = made(folder, template("container"))
+    part = container_of(job.spec)
+    assert (job.spec.windows, part.metering.grace_s, part.process.user) == (60, 120, 65_534)
+
+
+def test_a_container_is_written_and_read_as_json(folder: Path) -> None:
+    spec = made(folder).spec
+    assert spec_from_json(spec_to_json(spec)) == spec
+    assert _job(spec_to_json(spec)).startswith("container ghcr.io/some/image@sha256:abab")
+
+
+def test_nothing_of_a_start_is_judged(folder: Path) -> None:
+    spec = made(folder).spec
+    assert check_start(spec) == kind_objections(spec) == []
+    assert judge_job(spec, _Quote()).objections == ()
+
+
+class _Quote(TaskQuote):
+    def __init__(self) -> None:
+        object.__setattr__(self, "objections", ())
+
+
+def test_what_a_task_shows() -> None:
+    record: dict[str, Any] = {
+        "spec": spec_to_json(container()),
+        "meter": {
+            "seconds": 120, "paid": "5", "own_seconds": 60, "began_ms": 1, "stop_ms": None,
+            "exit": {
+                "kind": "exited", "code": 3, "output": None, "output_bytes": 0, "logs": None, "logs_bytes": 0,
+                "worker": "0x" + "11" * 20,
+            },
+        },
+    }  # fmt: skip
+    told = _progress(record)
+    assert told["metered"].startswith("120 seconds of 600")
+    assert told["ended"].startswith("exited 3, says its machine")
