@@ -28,7 +28,7 @@ from rpc.client import TaskUpdate
 from rpc.client.results import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_result
 from testnet.cli import COLUMNS, member_rows, show_members, starting_line
 from testnet.cluster import Cluster, hold_folder, lay_out
-from testnet.demonstration import Document, RunSource, TaskSummary, print_run, run_demonstration
+from testnet.demonstration import Document, RunSource, TaskRun, TaskSummary, print_run, run_demonstration
 
 __all__ = ["PICTURE", "RECORDED_RUN", "RecordedRun", "Recorder", "draw", "printed", "shortened"]
 
@@ -38,7 +38,7 @@ PICTURE: Final = DOCS / "testnet.svg"
 VALIDATORS: Final = 4
 WORKERS: Final = 2
 BASE_PORT: Final = 26600
-TITLE: Final = "DEKUBE: four validators, a relay, two workers, one settled task"
+TITLE: Final = "DEKUBE: four validators, a relay, two workers, a language model trained and asked"
 WIDTH: Final = 116
 HEX_SHOWN: Final = 8
 ROWS_MAX: Final = 12
@@ -60,10 +60,26 @@ class Recorder:
         found = self.document["machines"] = self._source.machines()
         return found
 
+    def training(self) -> TaskRun:
+        """Record the task that trains."""
+        return TaskRecorder(self._source.training(), self.document.setdefault("training", {}))
+
+    def asking(self) -> TaskRun:
+        """Record the task that asks."""
+        return TaskRecorder(self._source.asking(), self.document.setdefault("asking", {}))
+
+
+class TaskRecorder:
+    """Passes on the data of a task, and records it in ``document``."""
+
+    def __init__(self, run: TaskRun, document: Document) -> None:
+        self._source = run
+        self.document = document
+
     def prepare(self) -> TaskSummary:
         """Record the task's summary."""
         posting = self._source.prepare()
-        self.document["posting"] = [posting.total_steps, posting.windows, posting.dataset_blob.hex()]
+        self.document["posting"] = [*posting[:-1], posting.dataset_blob.hex()]
         return posting
 
     def post(self) -> str:
@@ -96,6 +112,11 @@ class Recorder:
         found = self.document["windows"] = self._source.windows()
         return found
 
+    def result(self) -> list[str]:
+        """Record what the task has given."""
+        found = self.document["result"] = self._source.result()
+        return found
+
     def bill(self) -> Bill:
         """Record the bill."""
         found = self._source.bill()
@@ -115,10 +136,25 @@ class RecordedRun:
         """Return the machines."""
         return list(self._document["machines"])
 
+    def training(self) -> TaskRun:
+        """Return the task that trains."""
+        return RecordedTask(self._document["training"])
+
+    def asking(self) -> TaskRun:
+        """Return the task that asks."""
+        return RecordedTask(self._document["asking"])
+
+
+class RecordedTask:
+    """A task whose ``document`` a TaskRecorder has made. Raises AnswerMalformed for another form."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
     def prepare(self) -> TaskSummary:
         """Return the task's summary."""
-        steps, windows, blob = self._document["posting"]
-        return TaskSummary(steps, windows, bytes.fromhex(blob))
+        what, steps, windows, blob = self._document["posting"]
+        return TaskSummary(what, steps, windows, bytes.fromhex(blob))
 
     def post(self) -> str:
         """Return the task's id."""
@@ -141,6 +177,10 @@ class RecordedRun:
     def windows(self) -> list[Document]:
         """Return the windows."""
         return list(self._document["windows"])
+
+    def result(self) -> list[str]:
+        """Return what the task has given."""
+        return list(self._document["result"])
 
     def bill(self) -> Bill:
         """Return the bill."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
 
-from testnet.demonstration import print_run
+from testnet.demonstration import PROMPT, print_run, text_of_demonstration
 from testnet.picture import PICTURE, RECORDED_RUN, RecordedRun, Recorder, draw, printed, shortened
 
 
@@ -24,7 +25,11 @@ def test_the_picture_is_what_the_command_prints(document: dict[str, Any]) -> Non
 
 def test_the_kept_run_is_a_whole_one(document: dict[str, Any]) -> None:
     lines = printed(document)
-    assert lines[-1] == f"Task {document['task']} is SETTLED."
+    assert lines[-1] == f"Task {document['asking']['task']} is SETTLED."
+    losses = [float(loss) for loss in re.findall(r"([0-9.]+) \(step", document["training"]["result"][0])]
+    assert losses[-1] < 0.1 * losses[0]
+    answer = "\n".join(line[8:] for line in document["asking"]["result"])
+    assert text_of_demonstration().startswith(answer) and len(answer) > len(PROMPT) + 40
     assert any("(exact)" in line for line in lines)
     for title in ("Members", "Machines", "Transactions of the task", "Proofs of work", "Bill", "By party"):
         assert any(line.strip() == title for line in lines), title
