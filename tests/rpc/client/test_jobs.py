@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rpc.client import JobRefused
 from rpc.client.jobs import FEE_MARGIN, Price, _price_within, make_job
 from state.primitives.amounts import DECIMALS
+from tasks.kinds.generate import GeneratePart
 from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.settlement import budget_of
@@ -99,6 +100,15 @@ def test_fields_of_a_program_become_a_job_with_typed_errors(tmp_path: Path) -> N
     data = json.dumps({"input_ids": [1, 2]}).encode()
     made = make_job(request_of(values), seed=bytes(32), max_price_per_tera_unit=9, data=data)
     assert (made.spec.max_price_per_tera_unit, made.spec.seed) == (9, bytes(32))
+    drawn = make_job(
+        request_of(values | {"temperature": 0.7, "top_p": 0.9, "top_k": 40}), seed=bytes(32),
+        max_price_per_tera_unit=9, data=data,
+    )  # fmt: skip
+    assert isinstance(drawn.spec.part, GeneratePart)
+    assert drawn.spec.part.decoding.sampling == (700_000_000, 900_000_000, 40)
+    with pytest.raises(RequestInvalid) as caught:
+        request_of(values | {"temperature": 0.7, "top_p": 1.1})
+    assert (caught.value.code, caught.value.field) == ("request_invalid", "top_p")
     with pytest.raises(RequestInvalid) as caught:
         make_job(request_of(values), seed=bytes(32), max_price_per_tera_unit=9, data=data + b"\n{}")
     assert (caught.value.code, caught.value.line, caught.value.field) == ("rows_invalid", 2, "data")
