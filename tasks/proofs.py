@@ -33,6 +33,7 @@ __all__ = [
     "Opening",
     "SegmentLeaf",
     "ShownLeaf",
+    "ShownLosses",
     "WindowProof",
     "break_from_value",
     "break_to_value",
@@ -61,6 +62,9 @@ LEAF_LIMIT_BYTES: Final = 512
 LEAVES_LIMIT_BYTES: Final = SEGMENTS_MAX * LEAF_LIMIT_BYTES
 SAMPLED_MAX: Final = 16
 """Segments of a window that are re-run at most."""
+LOSSES_LIMIT_BYTES: Final = 512
+LOSSES_PATH_MAX: Final = 24
+"""Hashes of a path in the tree over a state."""
 CUSTODY_SIZE_LIMIT: Final = 1 << 42
 """No blob in custody has so many bytes."""
 
@@ -99,6 +103,13 @@ class SegmentLeaf(NamedTuple):
     state_blob: bytes
 
 
+class ShownLosses(NamedTuple):
+    """The tensor of validation losses of the state that a window leaves, with the path to the state's root."""
+
+    content: bytes
+    siblings: tuple[bytes, ...]
+
+
 class WindowProof(NamedTuple):
     """A worker's claim that it did a window: what is on chain (market.md 7.2).
 
@@ -106,7 +117,7 @@ class WindowProof(NamedTuple):
     the next worker or the requester fetches. No clock of the worker is in it: the price follows from the steps.
     ``custody`` is size, plain root and cipher root of that state as it lies in custody (market.md 11.3), or empty
     for a task without custody. ``diverged`` claims that the last step diverges (R34): the window ends with it, and
-    what it leaves is the state before that step.
+    what it leaves is the state before that step. ``losses`` are those of evaluations, if the job has them (R86).
     """
 
     task: bytes
@@ -121,6 +132,7 @@ class WindowProof(NamedTuple):
     output_blob: bytes
     custody: tuple[int, bytes, bytes] | tuple[()] = ()
     diverged: Divergence | None = None
+    losses: ShownLosses | None = None
 
     @property
     def result_root(self) -> bytes:
@@ -346,7 +358,10 @@ def opening_fits(spec: JobSpec, proof: WindowProof, opening: Opening) -> bool:
 def window_proof_to_value(proof: WindowProof) -> Value:
     """Return ``proof`` as a codec value."""
     diverged: Value = [] if proof.diverged is None else divergence_to_value(proof.diverged)
-    return [*proof[:-2], list(proof.custody), diverged]
+    losses: list[Value] = []
+    if proof.losses is not None:
+        losses = [[proof.losses.content, list(proof.losses.siblings)]]
+    return [*proof[:-3], list(proof.custody), diverged, *losses]
 
 
 def window_proof_from_value(value: Any) -> WindowProof:
@@ -355,8 +370,9 @@ def window_proof_from_value(value: Any) -> WindowProof:
         case [
             bytes(task), int(window), int(step_from), int(step_to), bytes(root_in), bytes(root_out),
             bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob), list(custody),
-            list(diverged),
+            list(diverged), *losses,
         ] if (
+            len(losses) <= 1 and
             0 <= window < WINDOWS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 < segments <= SEGMENTS_MAX
             and {len(task), len(root_in), len(root_out), len(segments_root), len(leaves_blob), len(output_blob)}
             == {HASH_BYTES}
@@ -365,8 +381,19 @@ def window_proof_from_value(value: Any) -> WindowProof:
                 task, window, step_from, step_to, root_in, root_out, segments_root, segments, leaves_blob,
                 output_blob, _custody_from_value(custody),
                 divergence_from_value(diverged) if diverged else None,
+                _losses_from_value(losses[0]) if losses else None,
             )  # fmt: skip
     raise DecodeError("not a window proof")
+
+
+def _losses_from_value(value: Any) -> ShownLosses:
+    match value:
+        case [bytes(content), list(siblings)] if (
+            0 < len(content) <= LOSSES_LIMIT_BYTES and len(siblings) <= LOSSES_PATH_MAX
+            and all(type(one) is bytes and len(one) == HASH_BYTES for one in siblings)
+        ):  # fmt: skip
+            return ShownLosses(content, tuple(siblings))
+    raise DecodeError("not losses of evaluations")
 
 
 def _custody_from_value(value: list[Any]) -> tuple[int, bytes, bytes] | tuple[()]:

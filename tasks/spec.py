@@ -15,6 +15,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.classifier import (
     CLASSIFIER_FIELDS,
     CLASSIFIER_NAMES,
@@ -269,6 +270,13 @@ class JobSpec(NamedTuple):
         """Work units of segment ``segment`` of ``window``."""
         start, stop = self.segment_range(window, segment)
         return (stop - start) * self.step_units
+
+    def losses_of(self, step_from: int, step_to: int) -> int:
+        """Return how many losses the sum of losses of some steps has: of fine-tuning, those of its updates."""
+        plan = self.plan()
+        if not isinstance(plan, TuningPlan):
+            return step_to - step_from
+        return plan.loop.updated_by(step_to) - plan.loop.updated_by(step_from)
 
     def program(self) -> Program:
         """Return the program of a step. Raises UnsupportedJob."""

@@ -256,4 +256,4 @@ def _place(line: int | None) -> str:
 
 def trained_tokens(job: JobRecord, part: FinetunePart, steps: int) -> int:
     """Return how many tokens a job was trained on: those of its rows, as often as they were read."""
-    return int(job.settings["tokens"]) * steps * part.batch // part.dataset.rows
+    return int(job.settings["tokens"]) * steps // -(-part.dataset.rows // part.batch)

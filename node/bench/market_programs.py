@@ -14,7 +14,15 @@ from state.primitives.keys import SecretKey
 from state.primitives.merkle import MerkleTree, leaf_hash, root_of_top
 from state.view import Overlay
 from tasks.dispute.moves import ShowTrace
-from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, FinetunePart, RateSchedule, RowSet
+from tasks.kinds.finetune import (
+    KIND_FINETUNE,
+    Adapters,
+    BaseModel,
+    FinetunePart,
+    RateSchedule,
+    RowSet,
+    TrainingLoop,
+)
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.records import by_duty_key
@@ -38,9 +46,9 @@ def tuned_job(number: int) -> JobSpec:
     """Return a job with all that a layer may have; each number is another program."""
     model = BaseModel("llama", b"m" * 32, b"M" * 32, 40, 8, _LAYERS, 2, 1, 4, 12, 16, 10_000, 10_000, 0, 1)
     part = FinetunePart(
-        model, RowSet(b"r" * 32, b"R" * 32, 8, 8, 6, 4), Adapters(4, 8, PROJECTIONS), 2,
+        model, RowSet(b"r" * 32, b"R" * 32, 8, 7, 6, 4), Adapters(4, 8, PROJECTIONS), 2,
         Optimiser("adamw", 1_000_000 + number, 900_000_000, 999_000_000, 10, 1),
-        RateSchedule("cosine", 1, NANO),
+        RateSchedule("cosine", 1, NANO), TrainingLoop(accumulate=2),
     )  # fmt: skip
     job = job_of(price=PRICE // 2, windows=2)
     schedule = job.schedule._replace(segment_steps=1, window_steps=2, total_steps=4)

@@ -27,7 +27,15 @@ from tasks.kinds.container import (
     Storage,
 )
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
-from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, Adapters, BaseModel, RateSchedule, RowSet
+from tasks.kinds.finetune import (
+    KIND_FINETUNE,
+    MODEL_LLAMA,
+    Adapters,
+    BaseModel,
+    RateSchedule,
+    RowSet,
+    TrainingLoop,
+)
 from tasks.kinds.generate import (
     KIND_GENERATE,
     SAMPLING_FIELDS,
@@ -148,6 +156,7 @@ def _rates(top: Mapping[str, Any]) -> RateSchedule:
 def _tuned(top: Mapping[str, Any]) -> FinetunePart:
     dataset = _fields(top["dataset"], "dataset", set(RowSet._fields))
     adapters = _fields(top["adapters"], "adapters", set(Adapters._fields))
+    _fields(top["loop"], "loop", set(TrainingLoop._fields))
     if not isinstance(adapters["targets"], list):
         raise ConfigError("adapters.targets: not a list of names")
     return FinetunePart(
@@ -163,6 +172,7 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         _number(top["batch"], "batch"),
         _optimiser(top),
         _rates(top),
+        TrainingLoop(*_numbers(top, "loop", TrainingLoop._fields)),
     )  # fmt: skip
 
 
@@ -208,7 +218,7 @@ def _adapter(value: Any) -> TunedAdapter:
         _hash(found["blob"], "adapter.blob"), _hash(found["root"], "adapter.root"),
         _number(found["rank"], "adapter.rank"), _number(found["alpha"], "adapter.alpha"),
         tuple(_text(target, "adapter.targets") for target in found["targets"]),
-        _number(found["step"], "adapter.step"),
+        _number(found["step"], "adapter.step"), _number(found["layout"], "adapter.layout"),
     )  # fmt: skip
 
 

@@ -27,6 +27,9 @@ from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value, say_divergence
 from tasks.custody.keys import key_proof_to_value
 from tasks.custody.sealed import public_output
+from tasks.engines.state import TrainingState
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.evaluations import show_losses
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
@@ -47,6 +50,7 @@ from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
 from tasks.proofs import (
     Opening,
+    ShownLosses,
     WindowProof,
     decode_leaves,
     encode_leaves,
@@ -334,6 +338,7 @@ class Worker:
             self._promises.abandon(names)
             raise
         proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
+        proof = proof._replace(losses=await trio.to_thread.run_sync(_losses_of, spec, result))
         if seal is not None:
             assert seal.commitment is not None
             proof = proof._replace(custody=(*seal.commitment,))
@@ -429,3 +434,11 @@ class Worker:
             "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
             task=duty.task, window=duty.window, segments=list(duty.segments),
         )  # fmt: skip
+
+
+def _losses_of(spec: JobSpec, result: WindowResult) -> ShownLosses | None:
+    """Return the losses of evaluations in the state that a window leaves. It blocks."""
+    plan = spec.plan()
+    if not isinstance(plan, TuningPlan) or not plan.shape.evaluate_every:
+        return None
+    return show_losses(spec, TrainingState.decode(result.load_state(len(result.segments)), plan))

@@ -83,7 +83,7 @@ def make_job(
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
     a missing extra.
     """
-    from rpc.client.making import MAKERS, JobTerms  # with NumPy
+    from rpc.client.making import MAKERS, JobTerms, file_of  # with NumPy
     from state.primitives.errors import DecodeError
     from tasks.engines.errors import EngineMissing, UnsupportedJob
     from tasks.models.errors import ModelError, RowsInvalid
@@ -91,21 +91,18 @@ def make_job(
     from tasks.spec import decode_spec, encode_spec
 
     if data is None:
-        data = _rows(request) if request.data else b""
+        data = file_of(request.data, request.file, "data") if request.data else b""
     try:
         job = MAKERS[request.kind](
             request, data, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
         )
         decode_spec(encode_spec(job.spec))
     except RowsInvalid as error:
+        field = "validation" if error.is_validation else "data"
         raise RequestInvalid(
-            error.text,
-            file=getattr(request, "data", ""),
-            line=error.line,
-            column=error.column,
-            field="data",
+            error.text, file=getattr(request, field, ""), line=error.line, column=error.column, field=field,
             code=error.code,
-        ) from None
+        ) from None  # fmt: skip
     except ModelError as error:
         field = "model" if request.model or not hasattr(request, "tokenizer") else "tokenizer"
         raise RequestInvalid(str(error), file=getattr(request, field), field=field, code=error.code) from None
@@ -115,23 +112,6 @@ def make_job(
     except EngineMissing as error:
         raise RequestInvalid(str(error), code=error.code) from None
     return job
-
-
-def _rows(request: Request) -> bytes:
-    """Return the rows that a request names. Raises RequestInvalid."""
-    from tasks.models.rows import FILE_BYTES_MAX
-    from tasks.requests.errors import RequestInvalid
-
-    path = Path(request.data)
-    try:
-        if path.exists() and not path.is_file():
-            raise RequestInvalid("not a file", file=request.data, field="data")
-        with path.open("rb") as file:
-            return file.read(FILE_BYTES_MAX + 1)  # whoever reads them refuses more by name
-    except OSError as error:
-        where = f" in {request.file}" if request.file else ""
-        text = f"{error.strerror}; data{where} names a file of JSON lines"
-        raise RequestInvalid(text, file=request.data, field="data") from None
 
 
 def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:

@@ -15,6 +15,7 @@ from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
 from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_model
+from tasks.models.rows import FILE_BYTES_MAX
 from tasks.models.training import TrainingJob, make_training
 from tasks.requests.containing import ContainerRequest
 from tasks.requests.errors import RequestInvalid
@@ -22,7 +23,7 @@ from tasks.requests.generating import GeneratingRequest
 from tasks.requests.training import BYTES, TrainingRequest
 from tasks.requests.tuning import TuningRequest
 
-__all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned"]
+__all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned", "file_of"]
 
 MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob
 
@@ -49,6 +50,20 @@ def check_tuned(file: str, adapter: bytes | None, tuned: Tuned | None) -> None:
         raise RequestInvalid("the result of its task is needed", file=file, field="adapter")
 
 
+def file_of(name: str, request_file: str, field: str) -> bytes:
+    """Return the rows of a file that a field of a request names. Raises RequestInvalid."""
+    path = Path(name)
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestInvalid("not a file", file=name, field=field)
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX + 1)  # whoever reads them refuses more by name
+    except OSError as error:
+        where = f" in {request_file}" if request_file else ""
+        text = f"{error.strerror}; {field}{where} names a file of JSON lines"
+        raise RequestInvalid(text, file=name, field=field) from None
+
+
 def _training(request: TrainingRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TrainingJob:
     if request.tokenizer == BYTES:
         tokens, vocabulary = ByteTokens(), BYTES_VOCABULARY
@@ -59,8 +74,9 @@ def _training(request: TrainingRequest, rows: bytes, _tuned: Tuned | None, terms
 
 
 def _tuning(request: TuningRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TuningJob:
+    held = file_of(request.validation, request.file, "validation") if request.validation else None
     with open_model(Path(request.model)) as opened:
-        return make_tuning(opened, rows, request.settings, **terms.named)
+        return make_tuning(opened, rows, request.settings, validation=held, **terms.named)
 
 
 def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> GeneratingJob:

@@ -444,6 +444,8 @@ class Proof(ResultObject):
     result_step: int | None = None
     result_root: bytes | None = None
     """The state that the window leaves, which is that before a step that diverges. None: an older gateway."""
+    losses: bytes | None = None
+    """Losses of evaluations: binary32 numbers. None: of a job that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

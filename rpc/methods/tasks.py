@@ -365,6 +365,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
+            "loop": obj({"accumulate": NUMBER, "evaluate_every": NUMBER, "keeps_best": NUMBER}),
             "batch": NUMBER,
             "image": obj({"repository": STRING, "digest": HASH_OUT}),
             "process": obj({"command": array(STRING), "environment": array(STRING), "user": NUMBER}),
@@ -398,6 +399,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
         optional=(
             "adapters",
             "rates",
+            "loop",
             "optimiser",
             "decoding",
             "model",

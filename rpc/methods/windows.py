@@ -80,6 +80,7 @@ def _window(record: WindowRecord) -> Json:
             "result_step": proof.result_step,
             "result_root": hexed(proof.result_root),
             "diverged": None if proof.diverged is None else _diverged(proof.diverged),
+            "losses": None if proof.losses is None else hexed(proof.losses.content),
         },
         "sampled": list(record.sampled),
         "verifiers": _seats(record.verifiers),
@@ -150,7 +151,9 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
                     "result_step": NUMBER,
                     "result_root": HASH_OUT,
                     "diverged": nullable(obj({"step": NUMBER, "store": NUMBER, "row": NUMBER, "column": NUMBER})),
-                }
+                    "losses": nullable(BYTES_OUT),
+                },
+                description="`losses`: of all evaluations that the job has, little-endian binary32 numbers.",
             ),
             "sampled": array(NUMBER),
             "verifiers": array(ref("Verdict")),

@@ -9,7 +9,6 @@ from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.programs.adamw import STATE_GROUPS
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import (
     FinetuneRates,
@@ -25,9 +24,10 @@ from tasks.programs.finetune import (
 from tasks.programs.finetune_units import check_finetune, finetune_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
+from tasks.programs.loop import Loop
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
-from tasks.programs.tensors import TensorType
+from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = ["MODEL_BYTES_MAX", "ROWS_BYTES_MAX", "TuningPlan"]
 
@@ -92,6 +92,11 @@ class TuningPlan:
         if (leaves := sum(kind.leaves for kind in rows)) > DATASET_LEAVES_MAX:
             raise UnsupportedJob(f"rows of {leaves} leaves, at most {DATASET_LEAVES_MAX}")
 
+    @property
+    def loop(self) -> Loop:
+        """The training loop."""
+        return self.shape.loop(self.rates.total_steps)
+
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""
         try:
@@ -128,9 +133,11 @@ class TuningPlan:
 
     @cached_property
     def state_limit_bytes(self) -> int:
-        """Upper bound of an encoded state: three binary32 a parameter, and room for names and lengths."""
-        count = self.shape.model.layers * 2 * len(self.shape.targets)
-        return 64 + 3 * (4 * self.parameters + _TENSOR_BYTES * count)
+        """Upper bound of an encoded state: a binary32 a parameter and group, and room for names and lengths."""
+        shape = self.shape
+        count = shape.model.layers * 2 * len(shape.targets)
+        single = sum(4 * columns + _TENSOR_BYTES for _, columns in shape.single_tensors)
+        return 64 + len(shape.groups) * (4 * self.parameters + _TENSOR_BYTES * count) + single
 
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
@@ -139,9 +146,11 @@ class TuningPlan:
     def alike(self) -> Iterator[tuple[int, str, TensorType]]:
         """See StatePlan: layers whose numbers have as many digits."""
         layers, first, kinds = self.shape.model.layers, 0, layer_adapters(self.shape)
+        for name, columns in self.shape.single_tensors:
+            yield 1, name, TensorType(ElementType.BINARY32, 1, columns)
         while first < layers:
             after = min(layers, max(10, 10 * first))
-            for group in STATE_GROUPS:
+            for group in self.shape.groups:
                 for name, kind in kinds.items():
                     yield after - first, f"{group}/layer/{first}/{name}", kind
             first = after

@@ -144,8 +144,10 @@ class Job:
         shape, rates = plan.shape, plan.rates
         return encode([
             2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
-            [shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows], *_rates_value(rates),
-            plan.seed, self.model_root, *rest,
+            [
+                shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows, shape.accumulate,
+                shape.evaluate_every, shape.keeps_best,
+            ], *_rates_value(rates), plan.seed, self.model_root, *rest,
         ])  # fmt: skip
 
     @property
@@ -171,7 +173,7 @@ class Job:
                 [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed), bytes(model_root),
                 bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
             ] if (
-                _are_integers(model, 12) and _are_integers(rows, 5) and _are_integers(adamw, 5)
+                _are_integers(model, 12) and _are_integers(rows, 8) and _are_integers(adamw, 5)
                 and set(model[-2:]) <= {0, 1} and all(type(name) is str for name in targets)
             ):  # fmt: skip
                 try:
@@ -226,7 +228,7 @@ def _rates_value(rates: FinetuneRates) -> tuple[list[Value], list[Value]]:
 
 
 def _adapter_value(adapter: Adapter | None) -> list[Value]:
-    return [] if adapter is None else [adapter.rank, adapter.alpha, list(adapter.targets), adapter.step]
+    return [] if adapter is None else [*adapter[:2], list(adapter.targets), *adapter[3:]]
 
 
 def _adapter(value: list[Any]) -> Adapter | None:
@@ -234,8 +236,10 @@ def _adapter(value: list[Any]) -> Adapter | None:
     match value:
         case []:
             return None
-        case [int(rank), int(alpha), list(targets), int(step)] if all(type(one) is str for one in targets):
-            return Adapter(rank, alpha, tuple(targets), step)
+        case [int(rank), int(alpha), list(targets), int(step), int(layout)] if (
+            all(type(one) is str for one in targets)
+        ):  # fmt: skip
+            return Adapter(rank, alpha, tuple(targets), step, layout)
     raise DecodeError("not adapters")
 
 

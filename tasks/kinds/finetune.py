@@ -16,6 +16,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape, row_tensors
 from tasks.programs.lazy import LazyMapping
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.loop import ACCUMULATE_MAX, UPDATES_MAX, updates_of
 from tasks.programs.program import CALLS_MAX, SourceKind
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FinetunePart",
     "RateSchedule",
     "RowSet",
+    "TrainingLoop",
 ]
 
 KIND_FINETUNE: Final = "finetune"
@@ -104,6 +106,17 @@ class RateSchedule(NamedTuple):
     clip_nano: int
 
 
+class TrainingLoop(NamedTuple):
+    """Batches of an update; updates between two evaluations, 0 for none; whether the best state is kept, 0 or 1.
+
+    Rows beyond ``samples`` are for validation.
+    """
+
+    accumulate: int = 1
+    evaluate_every: int = 0
+    keeps_best: int = 0
+
+
 class FinetunePart(NamedTuple):
     """What a specification of this kind has of its own."""
 
@@ -113,6 +126,7 @@ class FinetunePart(NamedTuple):
     batch: int
     optimiser: Optimiser
     rates: RateSchedule
+    loop: TrainingLoop = TrainingLoop()
 
     @classmethod
     def of(cls, found: Found) -> FinetunePart:
@@ -125,6 +139,7 @@ class FinetunePart(NamedTuple):
             found["batch"],
             Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
+            TrainingLoop(*[found[f"loop.{name}"] for name in TrainingLoop._fields]),
         )
 
     @property
@@ -137,7 +152,7 @@ class FinetunePart(NamedTuple):
         rank, alpha, targets = self.adapters
         return [
             list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
-            list(self.rates),
+            list(self.rates), list(self.loop),
         ]  # fmt: skip
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
@@ -155,7 +170,7 @@ class FinetunePart(NamedTuple):
         rows, adapters = self.dataset, self.adapters
         return FinetuneShape(
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
-            rows.rows, rows.samples,
+            rows.rows, rows.samples, *self.loop,
         )  # fmt: skip
 
 
@@ -164,7 +179,7 @@ FINETUNE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, RowSet._fields),
         ("adapters", list, Adapters._fields), ("batch", int, ()), ("optimiser", list, Optimiser._fields),
-        ("rates", list, RateSchedule._fields),
+        ("rates", list, RateSchedule._fields), ("loop", list, TrainingLoop._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
@@ -173,6 +188,7 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"adapters.{name}": (1, INTEGER_MAX) for name in Adapters._fields[:2]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
+        "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
@@ -184,8 +200,9 @@ FINETUNE_FIELDS: Final = KindFields(
 def _plan(part: FinetunePart, seed: bytes, total_steps: int) -> TuningPlan:
     try:
         shape = part._shape
+        updates = updates_of(shape.loop(1), total_steps)
         rates = FinetuneRates(
-            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, total_steps, part.rates.clip_nano
+            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, updates, part.rates.clip_nano
         )
     except ProgramInvalid as error:
         raise UnsupportedJob(str(error)) from None

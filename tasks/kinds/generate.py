@@ -18,7 +18,7 @@ from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, prompt_tensors
 from tasks.programs.lazy import LazyMapping
-from tasks.programs.llama_shape import Adapter
+from tasks.programs.llama_shape import LAYOUT_MAX, Adapter
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.program import SourceKind
@@ -101,7 +101,8 @@ class TunedAdapter(NamedTuple):
     """The adapters of a tuned model: the state that fine-tuning left after ``step`` steps.
 
     With rank 0, alpha 0 and no targets it is the state of a model that was trained from scratch (R89).
-    ``blob`` is the content address of its encoding, and ``root`` its root.
+    ``blob`` is the content address of its encoding, and ``root`` its root. ``layout`` is
+    that of ``Adapter``.
     """
 
     blob: bytes
@@ -110,6 +111,7 @@ class TunedAdapter(NamedTuple):
     alpha: int
     targets: tuple[str, ...]
     step: int
+    layout: int = 0
 
 
 class GeneratePart(NamedTuple):
@@ -141,8 +143,8 @@ class GeneratePart(NamedTuple):
         """Return the part's fields in their order."""
         adapter: list[Value] = []
         if self.adapter is not None:
-            blob, root, rank, alpha, targets, step = self.adapter
-            adapter = [blob, root, rank, alpha, list(targets), step]
+            blob, root, rank, alpha, targets, step, layout = self.adapter
+            adapter = [blob, root, rank, alpha, list(targets), step, layout]
         return [list(self.model), list(self.dataset), self.batch, self.decoding.to_value(), adapter]
 
     def plan(self, seed: bytes, total_steps: int) -> GeneratingPlan:
@@ -201,8 +203,8 @@ def _decoding_of(found: Found) -> Decoding:
 def _adapter_of(found: Found) -> TunedAdapter | None:
     if "adapter.blob" not in found:
         return None
-    blob, root, rank, alpha, targets, step = (found[f"adapter.{field}"] for field in TunedAdapter._fields)
-    return TunedAdapter(blob, root, rank, alpha, tuple(targets), step)
+    blob, root, rank, alpha, targets, step, layout = (found[f"adapter.{field}"] for field in TunedAdapter._fields)
+    return TunedAdapter(blob, root, rank, alpha, tuple(targets), step, layout)
 
 
 GENERATE_NAMES: Final = (MODEL_LLAMA,)
@@ -218,6 +220,7 @@ GENERATE_FIELDS: Final = KindFields(
         "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),
         "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), "adapter.step": (0, STEPS_MAX),
         "adapter.rank": (0, INTEGER_MAX), "adapter.alpha": (0, INTEGER_MAX),
+        "adapter.layout": (0, LAYOUT_MAX),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "decoding.name"}),

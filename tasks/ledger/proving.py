@@ -5,6 +5,7 @@ from __future__ import annotations
 from billing.escrow import Pool
 from state.primitives.hashing import ZERO_HASH
 from tasks.errors import NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
+from tasks.evaluations import shows_losses
 from tasks.ledger.claims import DIVERGENCE_CLAIMED
 from tasks.ledger.complaints import refute_complaints
 from tasks.ledger.custody import check_custody
@@ -94,6 +95,8 @@ def _take(case: Case, proof: WindowProof, step_to: int) -> None:
     segments = -(-(step_to - step_from) // spec.schedule.segment_steps)
     if proof.segments != segments:
         raise ProofMismatch(f"the window has {segments} segments")
+    if not shows_losses(spec, proof):
+        raise ProofMismatch("the losses of evaluations are not those of the state that the window leaves")
     check_custody(case, proof)
     prove(case, proof)
     refute_complaints(case)

@@ -20,7 +20,7 @@ from tasks.models.huggingface import MODULES
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import FinetuneShape, state_tensors
+from tasks.programs.finetune import EVALUATION_BEST, FinetuneShape, state_tensors
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
@@ -50,7 +50,6 @@ _KIND: Final = "finetune"
 _ROOT: Final = re.compile(r"0x[0-9a-f]{64}")
 BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 """Name or path of the model that loads adapters."""
-_PARAMETER: Final = "parameter/"
 _MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
 _AGAIN: Final = "Fetch the result again"
 
@@ -104,10 +103,15 @@ class Receipt:
                 )  # fmt: skip
             case _:
                 raise FolderInvalid("not the receipt of adapters", file=RECEIPT, remedy=_AGAIN)
-        others = {name for name in state_tensors(found.shape) if not name.startswith(_PARAMETER)}
+        others = {name for name in state_tensors(found.shape) if not _is_result(found.shape, name)}
         if found.moments.keys() != others:
             raise FolderInvalid("moments of other tensors than the shape has", file=RECEIPT, remedy=_AGAIN)
         return found
+
+
+def _is_result(shape: FinetuneShape, name: str) -> bool:
+    """Tell whether a tensor of a state is a matrix of the result."""
+    return name.startswith(f"{shape.result}/")
 
 
 def _json(value: object) -> bytes:
@@ -147,13 +151,19 @@ def receipt_of(
     rows_root: bytes,
     task: bytes | None,
 ) -> Receipt:
-    """Return the receipt of a state. Raises FolderInvalid for a name of a model that no file can carry."""
+    """Return the receipt of a state.
+
+    Raises FolderInvalid for a name of a model that no file can carry, and for a state before the first evaluation
+    of a job that keeps the best one.
+    """
+    if shape.keeps_best and not any(state.tensors[EVALUATION_BEST]):
+        raise FolderInvalid(f"no evaluation was complete after {state.step} steps, so no state is the best yet")
     if not BASE.fullmatch(base):
         raise FolderInvalid(f"{base[:40]!r} is not the name of a model: letters, digits and ._/- are allowed")
     roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(shape).items()}
     return Receipt(
         task, base, model_root, rows_root, state.step, _state_root(shape, state.step, roots), shape,
-        {name: root for name, root in roots.items() if not name.startswith(_PARAMETER)},
+        {name: root for name, root in roots.items() if not _is_result(shape, name)},
     )  # fmt: skip
 
 
@@ -165,7 +175,7 @@ def _places(shape: FinetuneShape) -> dict[str, tuple[str, TensorType]]:
     """Return name in the state and type of every matrix, by its name in PEFT."""
     found = dict[str, tuple[str, TensorType]]()
     for name, kind in state_tensors(shape).items():
-        if name.startswith(_PARAMETER):
+        if _is_result(shape, name):
             _, _, layer, target, matrix = name.split("/")
             place = f"base_model.model.model.layers.{layer}.{MODULES[target]}.{_MATRICES[matrix]}.weight"
             found[place] = name, kind
@@ -193,6 +203,7 @@ def adapter_folder(receipt: Receipt, parameters: Mapping[str, bytes]) -> dict[st
 
 def _readme(receipt: Receipt) -> bytes:
     task = "none" if receipt.task is None else _hex(receipt.task)
+    kept = "of the lowest validation loss" if receipt.shape.keeps_best else "after the last step"
     return f"""---
 base_model: {receipt.base}
 library_name: peft
@@ -215,6 +226,7 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{receipt
 |---|---|
 | Task | {task} |
 | Steps | {receipt.step} |
+| Adapters | {kept} |
 | Root of the state | {_hex(receipt.state_root)} |
 | Root of the frozen model | {_hex(receipt.model_root)} |
 | Root of the rows | {_hex(receipt.rows_root)} |

@@ -49,6 +49,8 @@ class RowsInvalid(ProtocolError):
         place = "" if line is None else f"line {line}: " if column is None else f"line {line}, column {column}: "
         super().__init__(place + text)
         self.text, self.line, self.column = text, line, column
+        self.is_validation = False
+        """Whether it is about the file of validation rows."""
 
 
 class TokenizersMissing(EngineMissing):

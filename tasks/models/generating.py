@@ -28,6 +28,7 @@ from tasks.models.jobs import LazyTokens, base_model, name_of, schedule_of
 from tasks.models.llama import Model
 from tasks.models.prompts import prompts_of
 from tasks.models.rows import Tokens
+from tasks.programs.finetune import EVALUATION_BEST
 from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes, weight_tensors
 from tasks.programs.sampling import Sampling
@@ -189,8 +190,11 @@ def _adapter(tuned: Tuned) -> TunedAdapter:
         raise UnsupportedJob(
             f"a task of kind {tuned.spec.kind} has no adapters; name one that fine-tuned the model"
         )
+    plan = part.plan(tuned.spec.seed, tuned.spec.schedule.total_steps)
+    if plan.shape.keeps_best and not any(tuned.state.tensors[EVALUATION_BEST]):
+        raise UnsupportedJob("no evaluation of that task was complete, so it has no best adapters yet")
     return TunedAdapter(
-        name_of(tuned.state.encode()), tuned.state.root(tuned.spec.plan()), *part.adapters, tuned.state.step
+        name_of(tuned.state.encode()), tuned.state.root(plan), *part.adapters, tuned.state.step, plan.shape.layout
     )
 
 

@@ -25,13 +25,16 @@ from tasks.kinds.finetune import (
     FinetunePart,
     RateSchedule,
     RowSet,
+    TrainingLoop,
 )
 from tasks.kinds.plan import JobPlan
+from tasks.models.errors import RowsInvalid
 from tasks.models.llama import Model
-from tasks.models.rows import TokenRows, Tokens, examples_of, make_rows
+from tasks.models.rows import Example, TokenRows, Tokens, examples_of, fitted, rows_of, split_rows
 from tasks.models.tokens import Tokeniser
 from tasks.programs.finetune import PROJECTIONS, row_tensors
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.operators.scalars import NANO
 from tasks.spec import (
     LEVEL_EXACT,
@@ -66,7 +69,10 @@ EPSILON_NANO: Final = 10
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """What a requester chooses. ``steps`` 0: as many as ``epochs`` have. ``max_length`` 0: that of the model."""
+    """What a requester chooses. ``steps`` 0: as many as ``epochs`` have. ``max_length`` 0: that of the model.
+
+    A step is an update of the weights. ``accumulate`` batches make one.
+    """
 
     epochs: int = 3
     steps: int = 0
@@ -84,7 +90,17 @@ class TuningSettings:
     segment_steps: int = 0
     """0: so many that the job has ``SEGMENTS_WANTED`` segments, if it has as many steps."""
     window_steps: int = 0
-    """Steps that are proved and paid at once. 0: as many as a worker can keep the states of."""
+    """Steps that are proved and paid at once. 0: as many as a worker can keep the states of.
+
+    Of both, a step is one batch.
+    """
+    accumulate: int = 1
+    validation_nano: int = 0
+    """Share of the rows that are for validation, in units of 10^-9; 0 with a file of its own, or without any."""
+    evaluate_every: int = 0
+    """0: once an epoch, but EVALUATIONS_MAX times at most."""
+    keep: str = "last"
+    """Whose adapters the result has: of the ``last`` state, or of the ``best``, by validation loss."""
 
 
 class TuningJob(NamedTuple):
@@ -93,6 +109,14 @@ class TuningJob(NamedTuple):
     spec: JobSpec
     rows: bytes
     model: bytes
+    notes: tuple[str, ...]
+
+
+class _Data(NamedTuple):
+    """The rows of a job, of which the first ``train_rows`` are for training, and notes about their files."""
+
+    rows: TokenRows
+    train_rows: int
     notes: tuple[str, ...]
 
 
@@ -147,9 +171,9 @@ class LazyTokens:
 
 def make_tuning(
     opened: ModelFiles, data: bytes, settings: TuningSettings, *, seed: bytes, max_price_per_tera_unit: int,
-    match_ms: int,
+    match_ms: int, validation: bytes | None = None,
 ) -> TuningJob:  # fmt: skip
-    """Return the job of a model's files and a file of JSON lines.
+    """Return the job of a model's files and a file of JSON lines; ``validation`` is another one.
 
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
@@ -158,10 +182,10 @@ def make_tuning(
         raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
-    examples = examples_of(data, LazyTokens(opened), shape.vocabulary)
-    rows = make_rows(examples, settings.max_length or shape.context, settings.long_rows)
-    unnamed = _part(opened, rows, settings)
-    total = settings.steps or -(-settings.epochs * rows.rows // unnamed.batch)
+    made = _data(opened, data, validation, settings)
+    rows, unnamed = made.rows, _part(opened, made, settings)
+    loop = Loop(unnamed.batch, rows.rows, made.train_rows, *unnamed.loop[:2])
+    total = loop._replace(updates=settings.steps or settings.epochs * loop.epoch_updates).steps
     plan = unnamed.plan(seed, total)
     plan.check()
 
@@ -178,24 +202,52 @@ def make_tuning(
         KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan), schedule,
         max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    dropped = tuple(f"line {line} gives no row: {why}" for line, why in rows.dropped)
-    return TuningJob(spec, rows_blob, model_blob, (*dropped, *model.notes))
+    return TuningJob(spec, rows_blob, model_blob, (*made.notes, *model.notes))
 
 
-def _part(opened: ModelFiles, rows: TokenRows, settings: TuningSettings) -> FinetunePart:
-    shape, nothing = opened.shape, bytes(HASH_BYTES)
+def _data(opened: ModelFiles, data: bytes, validation: bytes | None, settings: TuningSettings) -> _Data:
+    most, tokens = settings.max_length or opened.shape.context, LazyTokens(opened)
+
+    def read(content: bytes) -> tuple[list[Example], list[tuple[int, str]]]:
+        return fitted(examples_of(content, tokens, opened.shape.vocabulary), most, settings.long_rows)
+
+    kept, dropped = read(data)
+    notes = [f"line {line} gives no row: {why}" for line, why in dropped]
+    held: list[Example] = []
+    if validation is not None:
+        try:
+            held, others = read(validation)
+        except RowsInvalid as error:
+            error.is_validation = True
+            raise
+        notes += [f"validation: line {line} gives no row: {why}" for line, why in others]
+    elif settings.validation_nano:
+        kept, held = split_rows(kept, settings.validation_nano)
+    return _Data(rows_of([*kept, *held], dropped), len(kept), tuple(notes))
+
+
+def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> FinetunePart:
+    shape, nothing, rows = opened.shape, bytes(HASH_BYTES), made.rows
+    batch, every = min(settings.batch, made.train_rows), settings.evaluate_every
+    if made.train_rows == rows.rows:
+        every = 0
+    elif not every:
+        epoch = Loop(batch, rows.rows, made.train_rows, settings.accumulate).epoch_updates
+        updates = settings.steps or settings.epochs * epoch
+        every = max(epoch, -(-updates // EVALUATIONS_MAX))
     return FinetunePart(
         base_model(shape, nothing, nothing),
-        RowSet(nothing, nothing, rows.rows, rows.rows, rows.length, rows.slots),
+        RowSet(nothing, nothing, rows.rows, made.train_rows, rows.length, rows.slots),
         Adapters(
             settings.rank, settings.alpha, tuple(name for name in PROJECTIONS if name in settings.targets)
         ),
-        min(settings.batch, rows.rows),
+        batch,
         Optimiser(
             OPTIMISER_ADAMW, settings.learning_rate_nano, BETA1_NANO, BETA2_NANO, EPSILON_NANO,
             settings.weight_decay_nano,
         ),
         RateSchedule(settings.schedule, settings.warmup_steps, settings.clip_nano),
+        TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0)),
     )  # fmt: skip
 
 

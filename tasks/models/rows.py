@@ -14,6 +14,8 @@ import numpy as np
 from tasks.models.errors import RowsInvalid
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.permutation import order_keys, permuted
 
 __all__ = [
     "ASSISTANT",
@@ -22,9 +24,12 @@ __all__ = [
     "TokenRows",
     "Tokens",
     "examples_of",
+    "fitted",
     "make_rows",
     "objects_of",
     "open_turn",
+    "rows_of",
+    "split_rows",
     "text_of",
     "tokens_of",
     "turns_of",
@@ -39,6 +44,7 @@ LONG_ROWS: Final = ("refuse", "truncate", "drop")
 ROLES: Final = ("system", "user", "assistant")
 UNTRAINED_LABEL: Final = -100
 """What a label is where nothing is trained."""
+_VALIDATION_SEED: Final = bytes(32)
 _BOM: Final = b"\xef\xbb\xbf"
 ASSISTANT: Final = "assistant"
 """The role whose turns are trained, and asked for."""
@@ -213,13 +219,12 @@ def turns_of(number: int, messages: Any, tokens: Tokens) -> Iterator[tuple[list[
         yield tokens.encode("\n"), False
 
 
-def make_rows(
+def fitted(
     examples: Iterator[Example] | Sequence[Example], max_length: int, long_rows: str = "refuse"
-) -> TokenRows:
-    """Return the rows of a job's data. Raises RowsInvalid for a long row unless it is to be cut or dropped.
+) -> tuple[list[Example], list[tuple[int, str]]]:
+    """Return the examples of rows, and the lines that give none with the reason.
 
-    A row has a place for every token that comes before another one. Shorter rows end with token 0, which is
-    trained nowhere: what is trained is told by places, never by a token's number.
+    Raises RowsInvalid for a long row unless it is to be cut or dropped, and where no row is left.
     """
     if long_rows not in LONG_ROWS:
         raise ValueError(long_rows)
@@ -239,6 +244,40 @@ def make_rows(
         kept.append(one)
     if not kept:
         raise RowsInvalid("no row is left")
+    return kept, dropped
+
+
+def split_rows(examples: Sequence[Example], share_nano: int) -> tuple[list[Example], list[Example]]:
+    """Return the examples to train on, and a share of them for validation, at least one of each.
+
+    Which ones does not depend on a job's seed, so jobs about one file are compared on the same rows. Both keep
+    their order. Raises RowsInvalid for a single row.
+    """
+    count = len(examples)
+    if count < 2:
+        raise RowsInvalid("one row is left: training and validation need one each")
+    taken = min(max(1, (count * share_nano + NANO // 2) // NANO), count - 1)
+    keys = order_keys(_VALIDATION_SEED, 0)
+    chosen = {permuted(place, count, keys) for place in range(taken)}
+    return (
+        [one for at, one in enumerate(examples) if at not in chosen],
+        [one for at, one in enumerate(examples) if at in chosen],
+    )
+
+
+def make_rows(
+    examples: Iterator[Example] | Sequence[Example], max_length: int, long_rows: str = "refuse"
+) -> TokenRows:
+    """Return the rows of a job's data. Raises RowsInvalid as ``fitted``."""
+    return rows_of(*fitted(examples, max_length, long_rows))
+
+
+def rows_of(kept: Sequence[Example], dropped: Sequence[tuple[int, str]] = ()) -> TokenRows:
+    """Return the rows of examples.
+
+    A row has a place for every token that comes before another one. Shorter rows end with token 0, which is
+    trained nowhere: what is trained is told by places, never by a token's number.
+    """
     length = max(len(one.tokens) for one in kept) - 1
     slots = max(sum(one.trained[1:]) for one in kept)
     tokens, numbers = (np.full((len(kept), length), fill, dtype="<i4") for fill in (0, slots))

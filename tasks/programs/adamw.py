@@ -9,13 +9,20 @@ from tasks.programs.builder import Builder
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators.scalars import NANO
 
-__all__ = ["MOMENT_LIMIT", "PARAMETER_LIMIT", "STATE_GROUPS", "Rates", "adamw"]
+__all__ = ["MOMENT_LIMIT", "PARAMETER_LIMIT", "STATE_GROUPS", "Gate", "Rates", "adamw"]
 
 PARAMETER_LIMIT: Final = 40
 """Parameters are below 2^40, so that activations of a few layers stay in the range of a row's exponent."""
 MOMENT_LIMIT: Final = 100
 STATE_GROUPS: Final = ("adam_m", "adam_v", "parameter")
 """Each trained tensor has one of each in the state."""
+
+
+class Gate(NamedTuple):
+    """Tensors of one value: whether the step updates (1 or 0), and the number of the update."""
+
+    applies: int
+    number: int
 
 
 class Rates(NamedTuple):
@@ -41,21 +48,29 @@ class Rates(NamedTuple):
 
 def adamw(
     build: Builder, rates: Rates, name: str, gradient: int, state: Callable[[str], int], rate: Callable[[], int],
-    keep: Callable[[], int] | None, limit: int = PARAMETER_LIMIT,
+    keep: Callable[[], int] | None, limit: int = PARAMETER_LIMIT, *, gate: Gate | None = None,
 ) -> dict[str, int]:  # fmt: skip
     """Return what is stored for one tensor. ``state`` loads a tensor of the state by its name.
 
     ``rate`` gives the learning rate, ``keep`` the factor of the parameter that decays. From 2^limit on the
-    parameter has diverged.
+    parameter has diverged. ``gate`` tells which steps update; without it each one does.
     """
 
     def times(values: int, factor: float) -> int:
         return build.call("multiply", values, build.constant(factor))
 
-    size = build.call("multiply", build.call("bias_correction", attributes=(rates.beta1_nano,)), rate())
-    unbias = build.call("bias_correction", attributes=(rates.beta2_nano,))
+    def chosen(new: int, old: str) -> int:
+        """Return the new value where the step updates, otherwise that of the state."""
+        return new if gate is None else build.call("select", gate.applies, new, state(f"{old}/{name}"))
+
+    number = () if gate is None else (gate.number,)
+    size = build.call("multiply", build.call("bias_correction", *number, attributes=(rates.beta1_nano,)), rate())
+    unbias = build.call("bias_correction", *number, attributes=(rates.beta2_nano,))
     moments = [
-        build.call("add", times(state(f"{group}/{name}"), beta / NANO), times(new, (NANO - beta) / NANO))
+        chosen(
+            build.call("add", times(state(f"{group}/{name}"), beta / NANO), times(new, (NANO - beta) / NANO)),
+            group,
+        )
         for group, new, beta in (
             ("adam_m", gradient, rates.beta1_nano),
             ("adam_v", build.call("multiply", gradient, gradient), rates.beta2_nano),
@@ -70,5 +85,6 @@ def adamw(
     kept = state(f"parameter/{name}")
     if keep is not None:
         kept = build.call("multiply", kept, keep())
-    parameter = build.call("store", build.call("subtract", kept, change), attributes=(limit,))
+    changed = chosen(build.call("subtract", kept, change), "parameter")
+    parameter = build.call("store", changed, attributes=(limit,))
     return {f"adam_m/{name}": stored_m, f"adam_v/{name}": stored_v, f"parameter/{name}": parameter}

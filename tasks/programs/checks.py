@@ -10,6 +10,7 @@ from typing import Final
 
 from tasks.programs.bounds import Bounds, Integers
 from tasks.programs.errors import ProgramInvalid
+from tasks.programs.llama_shape import BEST
 from tasks.programs.operators.rows import SUM_BITS
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, stored_bounds
 from tasks.programs.program import Call, Computation, Program, Source, SourceKind
@@ -116,7 +117,7 @@ def source_limit(program: Program, source: Source) -> int:
 
 def _is_matrix(source: Source) -> bool:
     """Tell whether a source is a matrix of adapters, not a moment of it."""
-    return source.kind == SourceKind.ADAPTER and source.key.startswith("parameter/")
+    return source.kind == SourceKind.ADAPTER and source.key.startswith(("parameter/", f"{BEST}/"))
 
 
 def _source_bounds(program: Program, source: Source) -> Bounds:

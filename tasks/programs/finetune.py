@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from tasks.programs.adamw import STATE_GROUPS, Rates, adamw
+from tasks.programs.adamw import STATE_GROUPS, Gate, Rates, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
@@ -31,8 +31,19 @@ from tasks.programs.llama_layers import (
     Layers,
     Normed,
 )
-from tasks.programs.llama_shape import PROJECTIONS, LlamaShape, projection, weight_tensors
+from tasks.programs.llama_shape import (
+    BEST,
+    EVALUATES,
+    KEEPS_BEST,
+    PROJECTIONS,
+    SUMS_OF_GRADIENTS,
+    LlamaShape,
+    projection,
+    weight_tensors,
+)
+from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.marks import ONCE, Mark, Marked
+from tasks.programs.operators.loops import FLAGS, NUMBERS
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES, STEPS_MAX
@@ -42,11 +53,16 @@ from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
     "CLIPPED_MAX",
+    "EVALUATION_BEST",
+    "EVALUATION_LOSSES",
+    "GRADIENT",
     "PLACES",
     "PROJECTIONS",
     "RANK_MAX",
     "ROW_TOKENS",
     "SLOTS",
+    "SUM_LOSS",
+    "SUM_TOKENS",
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
@@ -57,6 +73,7 @@ __all__ = [
     "finetune_program",
     "layer_adapters",
     "layer_tensors",
+    "losses_place",
     "marked_program",
     "row_tensors",
     "state_tensors",
@@ -78,6 +95,15 @@ TARGETS: Final = "targets"
 """For each slot the token that should come next."""
 SLOTS: Final = "slots"
 """For each token of a row its slot; the number of slots if it has none."""
+GRADIENT: Final = "gradient"
+"""The group of a state with the sums of gradients of an update that goes on."""
+SUM_LOSS: Final = "sum/loss"
+SUM_TOKENS: Final = "sum/tokens"
+"""Sum of losses, and number of trained tokens, of an update or an evaluation that goes on."""
+EVALUATION_LOSSES: Final = "evaluation/losses"
+"""The validation loss of each evaluation, in their order; zero for those to come."""
+EVALUATION_BEST: Final = "evaluation/best"
+"""The lowest of them so far; zero before the first one."""
 _GRADIENT_BOUND: Final = 100
 
 
@@ -86,7 +112,8 @@ class FinetuneShape:
     """What a step's program follows from: model, adapters, and the data's rows.
 
     Of ``rows`` rows of ``length`` tokens and ``slots`` trained ones the first ``train_rows`` are trained on,
-    ``batch`` a step. Raises ProgramInvalid.
+    ``batch`` a step, and ``accumulate`` steps make an update. The other rows are for validation, after every
+    ``evaluate_every`` updates; 0 does not evaluate. ``keeps_best`` is 0 or 1. Raises ProgramInvalid.
     """
 
     model: LlamaShape
@@ -98,6 +125,9 @@ class FinetuneShape:
     slots: int
     rows: int
     train_rows: int
+    accumulate: int = 1
+    evaluate_every: int = 0
+    keeps_best: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX or not 1 <= self.alpha <= ALPHA_MAX:
@@ -110,10 +140,55 @@ class FinetuneShape:
             raise ProgramInvalid(f"a batch of {self.batch} rows of {self.length} tokens")
         if not 1 <= self.train_rows <= self.rows <= COUNT_MAX:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
+        self.loop(max(1, self.evaluate_every)).check()
+        if self.keeps_best not in (0, 1) or self.keeps_best > self.evaluate_every:
+            raise ProgramInvalid("the best state is that of evaluations")
+
+    def loop(self, updates: int) -> Loop:
+        """Return the training loop of so many updates."""
+        return Loop(self.batch, self.rows, self.train_rows, self.accumulate, self.evaluate_every, updates)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every step is an update by a whole batch: a program of such a shape reads no loop."""
+        return self.accumulate == 1 and not self.evaluate_every and self.train_rows % self.batch == 0
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether some steps update nothing."""
+        return self.accumulate > 1 or self.evaluate_every > 0
+
+    @property
+    def single_tensors(self) -> tuple[tuple[str, int], ...]:
+        """Name and columns of each tensor of a state that belongs to no layer, in the order of names."""
+        found = [(EVALUATION_BEST, 1), (EVALUATION_LOSSES, EVALUATIONS_MAX)] if self.evaluate_every else []
+        return (*found, *([(SUM_LOSS, 1), (SUM_TOKENS, 1)] if self.is_gated else []))
+
+    @property
+    def result(self) -> str:
+        """The group of a state that is the result of the job."""
+        return BEST if self.keeps_best else "parameter"
+
+    @property
+    def layout(self) -> int:
+        """What a state has beside matrices and moments, as ``Adapter`` has it."""
+        return (
+            SUMS_OF_GRADIENTS * (self.accumulate > 1)
+            | EVALUATES * (self.evaluate_every > 0)
+            | KEEPS_BEST * self.keeps_best
+        )
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups of a state with a tensor for each trained matrix."""
+        return (*STATE_GROUPS, *[GRADIENT] * (self.accumulate > 1), *[BEST] * self.keeps_best)
 
 
 class FinetuneRates(NamedTuple):
-    """Numbers of AdamW, and how the rate changes; ``clip_nano`` bounds the gradient's norm, 0 does not."""
+    """Numbers of AdamW, and how the rate changes; ``clip_nano`` bounds the gradient's norm, 0 does not.
+
+    ``warmup_steps`` and ``total_steps`` are numbers of updates.
+    """
 
     adamw: Rates
     schedule: str = "constant"
@@ -135,6 +210,7 @@ class FinetuneRates(NamedTuple):
 def check_rates(shape: FinetuneShape, rates: FinetuneRates) -> None:
     """Raises ProgramInvalid for rates that no program of ``shape`` has."""
     rates.check()
+    shape.loop(rates.total_steps).check()
     matrices = 2 * len(shape.targets) * shape.model.layers
     if rates.clip_nano and matrices > CLIPPED_MAX:
         raise ProgramInvalid(f"gradients of {matrices} matrices cannot be clipped together, at most {CLIPPED_MAX}")
@@ -164,8 +240,19 @@ def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
 
 def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of a state, sorted."""
-    found = {f"{group}/{name}": kind for group in STATE_GROUPS for name, kind in adapter_tensors(shape).items()}
+    found = {f"{group}/{name}": kind for group in shape.groups for name, kind in adapter_tensors(shape).items()}
+    found |= {name: TensorType(ElementType.BINARY32, 1, count) for name, count in shape.single_tensors}
     return dict(sorted(found.items()))
+
+
+def losses_place(shape: FinetuneShape) -> tuple[int, int]:
+    """Return the leaf of EVALUATION_LOSSES in the tree over a state of a job that evaluates, and its leaves.
+
+    Before it stand the step, the groups whose names are lower, and EVALUATION_BEST.
+    """
+    matrices = 2 * len(shape.targets) * shape.model.layers
+    before = sum(group < EVALUATION_BEST for group in shape.groups)
+    return 2 + before * matrices, 1 + len(shape.groups) * matrices + len(shape.single_tensors)
 
 
 def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
@@ -211,6 +298,7 @@ class Part(IntEnum):
     CLIPPED = 10
     RATE = 11
     UPDATES = 12
+    BEST = 13
 
 
 @dataclass(frozen=True)
@@ -238,7 +326,12 @@ class _Step(Layers):
         )  # fmt: skip
         self._job, self._rates = shape, rates
         self._scale = build.constant(shape.alpha / shape.rank)
-        self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
+        self._loop = shape.loop(rates.total_steps)
+        if shape.is_whole:
+            self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
+        else:
+            self._order = build.call("loop_rows", attributes=self._loop)
+        self._stores = dict[str, int]()
         self.marks = [Mark(Part.START, ONCE, 0)]
         self._taken: dict[str, tuple[int, int]] = {}
         self._gradients: dict[str, int] = {}
@@ -254,15 +347,17 @@ class _Step(Layers):
             stream = layers[-1].stream
         self._mark(Part.HEAD)
         loss, gradient = self._head(stream)
+        loss = self._summed(loss)
         for number in range(job.model.layers - 1, -1, -1):
             self._mark(Part.BACKWARD, number)
             gradient = self._through_layer(layers[number], number, gradient)
         names = list(adapter_tensors(job))
-        gradients = {name: self._kept(self._gradients[name]) for name in self._marked(Part.GRADIENTS, names)}
+        gradients = {name: self._whole(name) for name in self._marked(Part.GRADIENTS, names)}
         self._mark(Part.PROBE)
         # It takes the whole way back. At the first step B is zero, and with it the gradient of A.
         probe = build.call("store", gradients[names[1]], attributes=(GRADIENT_LIMIT,))
-        return build.program(self._updated(self._clipped(gradients)), probe, loss)
+        self._updated(self._clipped(gradients))
+        return build.program(self._stores, probe, loss)
 
     def _mark(self, part: Part, layer: int = ONCE) -> None:
         self.marks.append(Mark(part, layer, self.build.calls))
@@ -287,6 +382,59 @@ class _Step(Layers):
     def _kept(self, values: int) -> int:
         """Return values rounded to binary32."""
         return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
+
+    def _flag(self, name: str) -> int:
+        return self.build.call("loop_flag", attributes=(*self._loop, FLAGS.index(name)))
+
+    def _summed(self, loss: int) -> int:
+        """Return the loss of the step: that of an update or an evaluation stands at its last step alone.
+
+        ``loss`` is the sum over the step's tokens where some steps update nothing.
+        """
+        build, job = self.build, self._job
+        if not job.is_gated:
+            return loss
+        goes_on = self._flag("goes_on")
+        found: list[int] = []
+        for name, new in ((SUM_LOSS, loss), (SUM_TOKENS, self._tokens)):
+            found.append(self._kept(build.call("add", self._state(name), new)))
+            rest = build.call("multiply", found[-1], goes_on)
+            self._stores[name] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
+        # A count is no less than zero. Its bounds do not say so, those of the square of its root do.
+        root = build.call("square_root", found[1])
+        count = build.call("add", build.call("multiply", root, root), build.constant(NOTHING))
+        self._share = build.call("bound", build.call("divide", self.one, count), attributes=(0,))
+        mean = build.call("multiply", found[0], self._share)
+        if job.evaluate_every:
+            self._evaluated(mean)
+        return build.call("multiply", mean, self._flag("updates"))
+
+    def _evaluated(self, mean: int) -> None:
+        """Note the loss of an evaluation where it is complete, and whether it is the lowest."""
+        build = self.build
+        best = self._state(EVALUATION_BEST)
+        number = build.call("loop_number", attributes=(*self._loop, NUMBERS.index("evaluation")))
+        place = build.call("one_hot", number, attributes=(EVALUATIONS_MAX,))
+        losses = build.call("select", place, mean, self._state(EVALUATION_LOSSES))
+        self._stores[EVALUATION_LOSSES] = build.call("store", losses, attributes=(GRADIENT_LIMIT,))
+        # Both are rounded to binary32 first: the losses that a state shows decide.
+        lower = build.call("subtract", best, self._kept(mean))
+        lower = build.call("select", self._flag("begins"), self.one, lower)
+        self._is_best = build.call("select", self._flag("evaluates"), lower, self.zero)
+        lowest = build.call("select", self._is_best, mean, best)
+        self._stores[EVALUATION_BEST] = build.call("store", lowest, attributes=(GRADIENT_LIMIT,))
+
+    def _whole(self, name: str) -> int:
+        """Return the gradient of a matrix over all trained tokens of an update, as far as it has come."""
+        build, found = self.build, self._kept(self._gradients[name])
+        if not self._job.is_gated:
+            return found
+        if self._job.accumulate > 1:
+            key = f"{GRADIENT}/{name}"
+            found = self._kept(build.call("add", self._state(key), found))
+            rest = build.call("multiply", found, self._flag("goes_on"))
+            self._stores[key] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
+        return self._kept(build.call("multiply", found, self._share))
 
     def _transposed(self, values: int) -> int:
         return self.build.call("transpose", values)
@@ -329,7 +477,10 @@ class _Step(Layers):
         return parts
 
     def _head(self, stream: int) -> tuple[int, int]:
-        """Return the mean cross entropy of the trained tokens, and its gradient by the stream."""
+        """Return the mean cross entropy of the trained tokens, and its gradient by the stream.
+
+        Where some steps update nothing it is the sum in place of the mean.
+        """
         build, job = self.build, self._job
         places = self._column(PLACES, job.slots, job.length)
         picked = build.call("gather_groups", stream, places, attributes=(job.batch,))
@@ -338,8 +489,15 @@ class _Step(Layers):
         wanted = build.call("one_hot", targets, attributes=(job.model.vocabulary,))
         # 1 for a slot that is used: the place of a free one is no column.
         used = build.row_sum(build.call("one_hot", places, attributes=(job.length,)))
-        count = build.call("add", build.row_sum(self._transposed(used)), build.constant(NOTHING))
-        share = build.call("bound", build.call("divide", used, count), attributes=(0,))
+        if not job.is_whole:
+            weights = build.call("loop_weights", attributes=(*self._loop, job.slots))
+            used = build.call("multiply", used, weights)
+        self._tokens = build.row_sum(self._transposed(used))
+        if job.is_gated:
+            share = used
+        else:
+            count = build.call("add", self._tokens, build.constant(NOTHING))
+            share = build.call("bound", build.call("divide", used, count), attributes=(0,))
         shifted = build.call("subtract", logits, build.call("row_maximum", logits))
         powers = build.call("exp", shifted)
         norms = build.row_sum(powers)
@@ -447,12 +605,17 @@ class _Step(Layers):
             name: build.call("multiply", gradients[name], factor) for name in self._marked(Part.CLIPPED, names)
         }
 
-    def _updated(self, gradients: Mapping[str, int]) -> dict[str, int]:
-        """Return what AdamW stores."""
-        build, rates = self.build, self._rates
-        decay, stores = rates.adamw.weight_decay_nano / NANO, dict[str, int]()
+    def _updated(self, gradients: Mapping[str, int]) -> None:
+        """Store what AdamW makes of gradients, and the best matrices."""
+        build, rates, job = self.build, self._rates, self._job
+        decay = rates.adamw.weight_decay_nano / NANO
         self._mark(Part.RATE)
-        rate = build.call("learning_rate", attributes=(
+        gate: Gate | None = None
+        number: tuple[int, ...] = ()
+        if job.is_gated:
+            update = build.call("loop_number", attributes=(*self._loop, NUMBERS.index("update")))
+            gate, number = Gate(self._flag("updates"), update), (update,)
+        rate = build.call("learning_rate", *number, attributes=(
             rates.adamw.learning_rate_nano, SCHEDULES.index(rates.schedule), rates.warmup_steps, rates.total_steps,
         ))  # fmt: skip
 
@@ -460,8 +623,14 @@ class _Step(Layers):
             return build.call("subtract", self.one, build.call("multiply", rate, build.constant(decay)))
 
         for name in self._marked(Part.UPDATES, list(gradients)):
-            stores |= adamw(
+            self._stores |= adamw(
                 build, rates.adamw, name, gradients[name], self._state, lambda: rate, keep if decay else None,
-                ADAPTER_LIMIT,
+                ADAPTER_LIMIT, gate=gate,
             )  # fmt: skip
-        return stores
+        if job.keeps_best:
+            for name in self._marked(Part.BEST, list(gradients)):
+                # No step that evaluates changes a matrix.
+                found = build.call(
+                    "select", self._is_best, self._state(f"parameter/{name}"), self._state(f"{BEST}/{name}")
+                )
+                self._stores[f"{BEST}/{name}"] = build.call("store", found, attributes=(ADAPTER_LIMIT,))

@@ -21,6 +21,7 @@ from tasks.programs.finetune import (
 )
 from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
+from tasks.programs.loop import EVALUATIONS_MAX
 from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, order_units
 from tasks.programs.program import CALLS_MAX
@@ -68,13 +69,17 @@ class _Tally(LayersTally):
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
         job, model, rows, found = self.job, self.model, self.rows, Tally()
-        found.add(order_units(job.batch, job.train_rows))
+        if job.is_whole:
+            found.add(order_units(job.batch, job.train_rows))
+        else:
+            found.each(job.batch, "loop_rows")
         self.start(found)
         found.each(1, "number", "learning_rate", *["scalar"] * len(self._constants(rates)))
         found.column(job.batch, job.length)
         if self._turns_back():
             found.each(rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
+        self._sums(found)
         first = layer_tensors(job)[1]
         found.each(first.values, "store")  # the probe
         betas = {rates.adamw.beta1_nano, rates.adamw.beta2_nano}
@@ -85,6 +90,18 @@ class _Tally(LayersTally):
             found.each(1, "square_root", "subtract", "select", "add", "divide")
             found.add(-UNITS["add"].call - UNITS["add"].element, -1)  # n matrices are added with n - 1 calls
         return found
+
+    def _sums(self, found: Tally) -> None:
+        """Count what an update or an evaluation of several steps adds up, and what is noted of evaluations."""
+        if not self.job.is_gated:
+            return
+        found.each(1, *["load", "add", "store", "load", "multiply", "store"] * 2)
+        found.each(1, "loop_flag", "loop_flag", "loop_number", "square_root", "multiply")
+        found.each(1, "add", "divide", "bound", "multiply", "multiply")
+        if self.job.evaluate_every:
+            found.each(EVALUATIONS_MAX, "one_hot", "load", "select", "store")
+            found.each(1, "load", "loop_number", "store", "load", "subtract", "loop_flag", "loop_flag")
+            found.each(1, "select", "select", "select", "store")
 
     def _turns_back(self) -> bool:
         """Tell whether the way back goes through the heads of any layer."""
@@ -117,10 +134,14 @@ class _Tally(LayersTally):
         found.fold("row_maximum", picked, logits)
         found.row_sum(picked, logits)
         found.row_sum(picked, logits)
-        found.each(picked, "transpose", "divide", "bound", "log", "subtract", "multiply", "transpose")
+        found.each(picked, "transpose", "log", "subtract", "multiply", "transpose")
         found.row_sum(1, picked)
         found.row_sum(1, picked)
-        found.each(1, "add")
+        if not job.is_whole:
+            found.each(picked, "loop_weights", "multiply")
+        if not job.is_gated:
+            found.each(1, "add")
+            found.each(picked, "divide", "bound")
         found.through_weight(picked, model.vocabulary, model.width)
         found.through_norm(picked, model.width)
         found.each(self.rows * model.width, "gather_groups", "store", "load")
@@ -207,10 +228,16 @@ class _Tally(LayersTally):
 
     def updates(self, rates: FinetuneRates) -> Tally:
         """Return clipping and AdamW for the adapters of a layer."""
-        found = Tally()
-        for kind in layer_tensors(self.job):
+        found, job = Tally(), self.job
+        for kind in layer_tensors(job):
             values = kind.values
             found.each(values, "store", "load")
+            if job.is_gated:
+                found.each(values, "multiply", "store", "load", "select", "select", "select")
+            if job.accumulate > 1:
+                found.each(values, "load", "add", "store", "load", "multiply", "store")
+            if job.keeps_best:
+                found.each(values, "load", "select", "store")
             if rates.clip_nano:
                 found.each(values, "multiply", "multiply")
                 found.row_sum(kind.rows, values)

@@ -22,7 +22,16 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneShape
 from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
 from tasks.programs.llama_layers import TUNED_PAIR_BITS, Layers
-from tasks.programs.llama_shape import BITS, Adapter, LlamaShape, frozen_tensors
+from tasks.programs.llama_shape import (
+    BITS,
+    EVALUATES,
+    KEEPS_BEST,
+    LAYOUT_MAX,
+    SUMS_OF_GRADIENTS,
+    Adapter,
+    LlamaShape,
+    frozen_tensors,
+)
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
@@ -98,6 +107,8 @@ class GenerateShape:
                 tuned_shape(self.model, self.adapter)
             if not 0 <= self.adapter.step <= STEPS_MAX:
                 raise ProgramInvalid(f"adapters that were trained with {self.adapter.step} steps")
+            if not 0 <= self.adapter.layout <= LAYOUT_MAX * (not self.adapter.is_whole):
+                raise ProgramInvalid(f"adapters of layout {self.adapter.layout}")
 
     @property
     def places(self) -> int:
@@ -129,8 +140,12 @@ def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
 
 def tuned_shape(model: LlamaShape, adapter: Adapter) -> FinetuneShape:
     """Return a shape of fine-tuning whose states have these adapters. Raises ProgramInvalid."""
-    rank, alpha, targets, _ = adapter
-    return FinetuneShape(model, rank, alpha, targets, batch=1, length=1, slots=1, rows=1, train_rows=1)
+    rank, alpha, targets, _, layout = adapter
+    return FinetuneShape(
+        model, rank, alpha, targets, batch=1, length=1, slots=1, rows=2, train_rows=1,
+        accumulate=1 + bool(layout & SUMS_OF_GRADIENTS), evaluate_every=int(bool(layout & EVALUATES)),
+        keeps_best=int(bool(layout & KEEPS_BEST)),
+    )  # fmt: skip
 
 
 def adapter_state(model: LlamaShape, adapter: Adapter) -> dict[str, TensorType]:

@@ -186,7 +186,7 @@ class Layers:
         if adapter is None or name.split("/")[-1] not in adapter.targets:
             return found
         one, other = (
-            build.call("load", self.source(f"parameter/{name}/{part}", SourceKind.ADAPTER)) for part in "ab"
+            build.call("load", self.source(f"{adapter.group}/{name}/{part}", SourceKind.ADAPTER)) for part in "ab"
         )
         inner = build.contract(values, one, TUNED_BITS, TUNED_PAIR_BITS)
         change = build.contract(inner, other, TUNED_PAIR_BITS)

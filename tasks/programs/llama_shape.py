@@ -13,9 +13,14 @@ from tasks.programs.operators.scalars import NANO
 from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
+    "BEST",
     "BITS",
+    "EVALUATES",
+    "KEEPS_BEST",
     "LAYERS_MAX",
+    "LAYOUT_MAX",
     "PROJECTIONS",
+    "SUMS_OF_GRADIENTS",
     "WEIGHT_EXPONENT_MAX",
     "Adapter",
     "LlamaShape",
@@ -79,13 +84,31 @@ class LlamaShape:
         return self.key_heads * self.head_width
 
 
+BEST: Final = "best"
+"""The group of a state with the matrices of the lowest validation loss."""
+SUMS_OF_GRADIENTS: Final = 1
+EVALUATES: Final = 2
+KEEPS_BEST: Final = 4
+"""Bits of a layout: what a state of fine-tuning has beside its matrices and their moments."""
+LAYOUT_MAX: Final = SUMS_OF_GRADIENTS | EVALUATES | KEEPS_BEST
+
+
 class Adapter(NamedTuple):
-    """Low-rank adapters that somebody trained: with ``step`` steps, on these weights of each layer."""
+    """Low-rank adapters that somebody trained: with ``step`` steps, on these weights of each layer.
+
+    ``layout`` says what their state has beside them. If it has the best ones, those are the adapters.
+    """
 
     rank: int
     alpha: int
     targets: tuple[str, ...]
     step: int
+    layout: int = 0
+
+    @property
+    def group(self) -> str:
+        """The group of the state that the adapters stand in."""
+        return BEST if self.layout & KEEPS_BEST else "parameter"
 
     @property
     def is_whole(self) -> bool:
@@ -185,7 +208,7 @@ def adapter_tensors(shape: LlamaShape, adapter: Adapter) -> dict[str, TensorType
     for layer in range(shape.layers):
         for target in adapter.targets:
             outputs, inputs = projection(shape, target)
-            at = f"parameter/layer/{layer}/{target}"
+            at = f"{adapter.group}/layer/{layer}/{target}"
             found[f"{at}/a"] = TensorType(ElementType.BINARY32, adapter.rank, inputs)
             found[f"{at}/b"] = TensorType(ElementType.BINARY32, outputs, adapter.rank)
     return found

@@ -7,14 +7,20 @@ from typing import Final, NamedTuple
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.models.jobs import TuningSettings
 from tasks.models.rows import LONG_ROWS
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
 
 __all__ = ["TuningRequest", "tuning_of"]
 
-_WHOLE: Final = ("epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps")
+_WHOLE: Final = (
+    "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps", "accumulate",
+    "evaluate_every",
+)  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule")
+_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation")
+KEPT: Final = ("last", "best")
+"""Which adapters the result has."""
 _LORA: Final = ("rank", "alpha", "targets")
 _OTHER_NAMES: Final = {
     "q": "query", "k": "key", "v": "value", "o": "output",
@@ -26,12 +32,16 @@ _TARGETS: Final = tuple(_OTHER_NAMES.values())
 
 
 class TuningRequest(NamedTuple):
-    """Where the model and the rows lie, and what is to be done with them; ``file`` names the request."""
+    """Where the model and the rows lie, and what is to be done with them; ``file`` names the request.
+
+    ``validation`` is a file of rows for validation; empty if there is none.
+    """
 
     file: str
     model: str
     data: str
     settings: TuningSettings
+    validation: str = ""
 
     @property
     def kind(self) -> str:
@@ -45,6 +55,11 @@ def tuning_of(fields: JobFields) -> TuningRequest:
     fields.expect((*_TEXTS, *_WHOLE, *_FRACTIONS), "lora", _LORA)
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
+    share, path = _validation(fields)
+    if not share and not path:
+        for name in ("evaluate_every", "keep"):
+            if fields.has(name) and (name != "keep" or fields.choice("keep", KEPT, usual.keep) == "best"):
+                raise fields.wrong(name, f"{name} needs rows for validation: add validation: 0.1, or a file")
     settings = TuningSettings(
         epochs=fields.whole("epochs", usual.epochs),
         steps=fields.whole("steps", usual.steps),
@@ -61,8 +76,24 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         clip_nano=fields.nano("clip", usual.clip_nano),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
         window_steps=fields.whole("window_steps", usual.window_steps),
+        accumulate=fields.whole("accumulate", usual.accumulate),
+        validation_nano=share,
+        evaluate_every=fields.whole("evaluate_every", usual.evaluate_every),
+        keep=fields.choice("keep", KEPT, usual.keep),
     )
-    return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings)
+    return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings, path)
+
+
+def _validation(fields: JobFields) -> tuple[int, str]:
+    """Return the share of rows for validation in units of 10^-9, or the path of a file with them."""
+    if not fields.has("validation"):
+        return 0, ""
+    if isinstance(fields.value("validation"), str):
+        return 0, fields.path("validation")
+    share = fields.nano("validation", 0)
+    if not 0 < share < NANO:
+        raise fields.wrong("validation", "validation: a share of the rows above 0 and below 1, or a file expected")
+    return share, ""
 
 
 def _targets(fields: JobFields, otherwise: tuple[str, ...]) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ EXEMPT = {
     "testnet.scenarios.tuning:_mean": "the bits of one number",
     "tasks.custody.chunks:Custody.read": "a chunk under a root that was checked",
     "rpc.client.metrics:points_of": OF_A_TARGET,
+    "tasks.evaluations:_numbers": "values of a length that was checked",
     "node.home.models:_read": OF_A_TARGET,
     "node.home.models:_record": OWN_FILE,
     "state.primitives.codec:decode_stored": "a record of one's own state: tests/fuzz/state_records.py",

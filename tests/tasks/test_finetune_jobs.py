@@ -40,7 +40,7 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back() -> No
         classifier_plan(SPEC)
 
 
-HASH = "585859922b1c23b51f43e56c8ba80e964531055dec7e22fbbaccb3782580b5ea"
+HASH = "418bf23b080e8a759f87364146330a5ba16549c08777ae6e96f2e0c81844ee89"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,17 @@ HASH = "585859922b1c23b51f43e56c8ba80e964531055dec7e22fbbaccb3782580b5ea"
         {"rates": PART.rates._replace(name="step")},
         {"rates": PART.rates._replace(clip_nano=1 << 50)},
         {"rates": PART.rates._replace(warmup_steps=STEPS)},
+        {"loop": PART.loop._replace(accumulate=0)},
+        {"loop": PART.loop._replace(accumulate=1 << 17)},
+        {
+            "loop": PART.loop._replace(accumulate=4, evaluate_every=0),
+            "schedule": Schedule(3, 3, 3),
+            "dataset": PART.dataset._replace(samples=3),
+        },
+        {"loop": PART.loop._replace(evaluate_every=1)},
+        {"loop": PART.loop._replace(keeps_best=1)},
+        {"loop": PART.loop._replace(evaluate_every=1, keeps_best=2), "dataset": PART.dataset._replace(samples=3)},
+        {"loop": PART.loop._replace(evaluate_every=4), "dataset": PART.dataset._replace(samples=2)},
         {"kind": "train"},
         {"kind": "generate"},
         {"kind": "embed"},

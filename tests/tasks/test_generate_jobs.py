@@ -40,7 +40,7 @@ DRAWING = {
 """Operators that only sampling has, and by how much a lie about each is off."""
 SPEC, PLAN, MADE_JOB = generated()
 PART: Any = SPEC.part
-ASKED_HASH = "10cae46bd6032e8b77ea41b2bf50af37bcdd2fb40ef6122da66f8da95ecc47e2"
+ASKED_HASH = "ee73d11f72425bd203b60d3c311475779d36439a16981355a3a8a97b05ca0200"
 SAMPLED_HASH = "d8fe1f0c1ef7f2139cb0124383e8e039847c534065175f110daff919100bb0ac"
 HASH = "733c17573b8899634c55c2593c14a6410a8ea6945ba973cbd2a0a095194e0568"
 

@@ -8,7 +8,15 @@ from typing import Final
 from tasks.engines.input_blobs import model_root, rows_root
 from tasks.engines.tuning import first_state
 from tasks.engines.tuning_plan import TuningPlan
-from tasks.kinds.finetune import KIND_FINETUNE, Adapters, BaseModel, FinetunePart, RateSchedule, RowSet
+from tasks.kinds.finetune import (
+    KIND_FINETUNE,
+    Adapters,
+    BaseModel,
+    FinetunePart,
+    RateSchedule,
+    RowSet,
+    TrainingLoop,
+)
 from tasks.programs.adamw import Rates
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_shape import LlamaShape
@@ -18,6 +26,7 @@ from tests.tasks.programs.tunings import Tuning, tuning
 from tests.tasks.world import WORTH
 
 STEPS: Final = 6
+PLAIN_LOOP: Final = TrainingLoop()
 TINY: Final = LlamaShape(
     vocabulary=40, width=8, layers=1, heads=2, key_heads=1, head_width=4, hidden=12, context=16,
     rotary_base=10_000, epsilon_nano=10_000,
@@ -26,11 +35,16 @@ TINY: Final = LlamaShape(
 
 def tuned(
     layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output"),
-    shape: LlamaShape | None = None, segment: int = 2,
+    shape: LlamaShape | None = None, segment: int = 2, updates: int = STEPS, samples: int = 4,
+    loop: TrainingLoop = PLAIN_LOOP, window: int = 0,
 ) -> tuple[JobSpec, TuningPlan, Tuning]:  # fmt: skip
-    """Return a job, its plan, and the contents of its model and rows. ``shape`` is another one than the tiny."""
-    rates = FinetuneRates(Rates(20_000_000), "cosine", 1, STEPS, NANO)
+    """Return a job, its plan, and the contents of its model and rows. ``shape`` is another one than the tiny.
+
+    Of the four rows the first ``samples`` are trained on. The loop's steps follow from its ``updates``.
+    """
+    rates = FinetuneRates(Rates(20_000_000), "cosine", 1, updates, NANO)
     made = tuning(shape or replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
+    made = replace(made, job=replace(made.job, train_rows=samples, **loop._asdict()))
     plan = TuningPlan(made.job, rates, bytes(range(32)))
     model, job = made.job.model, made.job
     part = FinetunePart(
@@ -44,8 +58,10 @@ def tuned(
         batch=job.batch,
         optimiser=Optimiser("adamw", *rates.adamw),
         rates=RateSchedule(rates.schedule, rates.warmup_steps, rates.clip_nano),
+        loop=loop,
     )  # fmt: skip
-    schedule = Schedule(STEPS, segment, STEPS)
+    total = plan.loop.steps
+    schedule = Schedule(total, segment, window or total)
     spec = JobSpec(
         KIND_FINETUNE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), schedule,
         WORTH // 1000, Requirements(0, 0, 0), 60_000,

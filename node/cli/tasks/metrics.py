@@ -15,9 +15,10 @@ from node.cli.jobs import write_file
 from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show, show_rows
 from node.cli.session import Session, reading_options
-from node.cli.tasks.watch import record_of, sparkline
+from node.cli.tasks.watch import record_of, sparkline, told_evaluations
 from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
+from tasks.evaluations import Evaluation
 
 __all__ = ["metrics", "picture"]
 
@@ -33,7 +34,7 @@ WIDTH, HEIGHT, MARGIN = 640, 320, 48
 @overwrite_option
 @json_option
 def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_json: bool) -> None:
-    """Show the loss of a task, a point for each segment.
+    """Show the loss of a task, a point for each segment, and that of each evaluation.
 
     The numbers are the worker's, under the root of its proof. For `generate` they say nothing about quality.
 
@@ -46,10 +47,14 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
     with session.client() as client:
         record_of(client, task_id)
         points = client.losses(task_id, control=session.control())
+        evaluations = client.evaluations(task_id)
     if plot is not None:
-        write_file(plot, picture(points).encode())
+        write_file(plot, picture(points, evaluations).encode())
     if as_json:
-        show({"task": hexed(task_id), "losses": [point._asdict() for point in points]})
+        show({
+            "task": hexed(task_id), "losses": [point._asdict() for point in points],
+            "evaluations": [one._asdict() for one in evaluations],
+        })  # fmt: skip
         return
     if not points:
         click.echo("No window is proved yet.")
@@ -61,19 +66,33 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
         for point in (*points[:-1:step], points[-1])
     ]
     show_rows(rows, ("steps", "loss", "final"), as_json=False, title="Loss")
+    if evaluations:
+        click.echo(told_evaluations(evaluations))
+        shown = [{"update": one.update, "step": one.step, "loss": f"{one.loss:.6f}"} for one in evaluations]
+        show_rows(shown, ("update", "step", "loss"), as_json=False, title="Validation")
 
 
-def picture(points: Sequence[LossPoint]) -> str:
+def picture(points: Sequence[LossPoint], evaluations: Sequence[Evaluation] = ()) -> str:
     """Return an SVG of the losses over the steps; the same points give the same bytes."""
-    finite = [point for point in points if math.isfinite(point.loss)]
-    low = min((point.loss for point in finite), default=0.0)
-    high = max((point.loss for point in finite), default=1.0)
-    last = max((point.step_to for point in finite), default=1)
+    trained = [(point.step_to, point.loss) for point in points if math.isfinite(point.loss)]
+    validated = [(one.step, one.loss) for one in evaluations]
+    low = min((loss for _, loss in (*trained, *validated)), default=0.0)
+    high = max((loss for _, loss in (*trained, *validated)), default=1.0)
+    last = max((step for step, _ in (*trained, *validated)), default=1)
     across, down = (WIDTH - 2 * MARGIN) / last, (HEIGHT - 2 * MARGIN) / ((high - low) or 1.0)
-    line = " ".join(
-        f"{MARGIN + point.step_to * across:.1f},{HEIGHT - MARGIN - (point.loss - low) * down:.1f}"
-        for point in finite
-    )
+
+    def line(curve: Sequence[tuple[int, float]]) -> str:
+        return " ".join(
+            f"{MARGIN + step * across:.1f},{HEIGHT - MARGIN - (loss - low) * down:.1f}" for step, loss in curve
+        )
+
+    second = ""
+    if validated:
+        second = (
+            f'<polyline points="{line(validated)}" fill="none" stroke="#d62728" stroke-width="1.5"/>'
+            f'<text x="{WIDTH - MARGIN - 120}" y="{MARGIN - 12}" font-family="sans-serif" font-size="12" '
+            'fill="#d62728">validation</text>'
+        )
     texts = (
         (4, MARGIN + 4, f"{high:.4g}"),
         (4, HEIGHT - MARGIN + 4, f"{low:.4g}"),
@@ -86,5 +105,6 @@ def picture(points: Sequence[LossPoint]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-        f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>{written}</svg>\n'
+        f'<polyline points="{line(trained)}" fill="none" stroke="#1f77b4" stroke-width="1.5"/>{second}{written}'
+        "</svg>\n"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from billing.prices import work_price_up
 from node.cli.output import counted, show_amount
+from tasks.executor.resource_needs import needs_of
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.finetune import KIND_FINETUNE
@@ -44,9 +45,22 @@ def told_training(job: TrainingJob) -> Mapping[str, str]:
 def told_tuning(job: TuningJob) -> Mapping[str, str]:
     """Return what is trained."""
     part: Any = job.spec.part
-    rows = part.dataset
+    plan: Any = job.spec.plan()
+    rows, loop = part.dataset, plan.loop
+    batch = f"{counted(part.batch, 'row')}" if loop.accumulate == 1 else f"{loop.accumulate} x {part.batch} rows"
+    validation = {}
+    if loop.evaluate_every:
+        kept = "the best state is kept" if part.loop.keeps_best else "the last state is kept"
+        validation["validation"] = (
+            f"{counted(rows.rows - rows.samples, 'row')}, {counted(loop.evaluations, 'evaluation')}, one every "
+            f"{counted(loop.evaluate_every, 'update')}; {kept}"
+        )
+    memory = needs_of(job.spec, open_windows_max=1).process
     return {
-        "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them trained at most",
+        "rows": f"{rows.samples} of {rows.length} tokens, {rows.slots} of them trained at most",
+        "updates": f"{loop.updates}, {batch} each; {counted(loop.steps, 'step')}",
+        **validation,
+        "memory": f"{-(-memory >> 20)} MiB for the process of the job",
         "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
     }
 

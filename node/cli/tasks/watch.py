@@ -23,6 +23,7 @@ from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
 from rpc.client.results import EscrowTotals, Task
 from state.primitives.errors import ConfigError, DekubeError
+from tasks.evaluations import Evaluation
 from tasks.kinds.decoder import TRAINING
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "say",
     "show_sums",
     "sparkline",
+    "told_evaluations",
     "watch",
     "watch_to_end",
 ]
@@ -68,6 +70,13 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     )
 
 
+def told_evaluations(evaluations: Sequence[Evaluation]) -> str:
+    """Return the losses of evaluations in one line, with the last and the lowest one."""
+    losses = [one.loss for one in evaluations]
+    best = min(evaluations, key=lambda one: one.loss)
+    return f"validation {sparkline(losses)} {losses[-1]:.4f}, lowest {best.loss:.4f} after update {best.update}"
+
+
 class _Losses:
     """Says the loss of a task that trains after each window that is proved."""
 
@@ -84,7 +93,10 @@ class _Losses:
             self._points += self._client.losses(self._task, first_window=self._windows)
             self._windows = found.task.proved_windows
             losses = [point.loss for point in self._points]
-            self._tell(f"                  loss {sparkline(losses)} {losses[-1]:.4f}")
+            if losses:
+                self._tell(f"                  loss {sparkline(losses)} {losses[-1]:.4f}")
+            if evaluations := self._client.evaluations(self._task):
+                self._tell(f"                  {told_evaluations(evaluations)}")
 
 
 def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:

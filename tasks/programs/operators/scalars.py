@@ -9,21 +9,35 @@ from math import frexp
 from typing import TYPE_CHECKING, Final
 
 from tasks.programs.arrays import Array, Arrays
-from tasks.programs.bounds import Bounds, Integers, Magnitudes
+from tasks.programs.bounds import Bounds, Integers, Magnitudes, integers
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import UNITS, ByElements, canonical, expect, expect_attributes
+from tasks.programs.operators.rules import UNITS, ByElements, canonical, expect, expect_attributes, whole
 from tasks.programs.permutation import COUNT_MAX, feistel, order_keys, permuted, width_of
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "bits_value", "constant_bits", "order_units"]
+__all__ = [
+    "BIAS_CORRECTION",
+    "NANO",
+    "NUMBER_MAX",
+    "SAMPLE_ORDER",
+    "SCALAR",
+    "bits_value",
+    "check_number",
+    "constant_bits",
+    "expect_number",
+    "order_units",
+    "sample_numbers",
+]
 
 NANO: Final = 1_000_000_000
 EPOCH_UNITS: Final = 2_000_000
 """Work units of a batch's samples for each epoch that they fill: the keys of its order, and a few dozen calls."""
+NUMBER_MAX: Final = 1 << 40
+"""Of an update that an operator is given."""
 _NEGLIGIBLE: Final = 2.0**-100
 _PLACES: Final = 4_096
 """Places of an epoch that the kernel computes at once and keeps."""
@@ -82,26 +96,44 @@ class Scalar(ByElements):
         return bits_value(attributes[0])
 
 
+def expect_number(name: str, inputs: Sequence[TensorType]) -> None:
+    """Check the inputs of an operator that takes the number of an update, or none. Raises ProgramInvalid."""
+    expect(name, inputs, *[ElementType.INT64] * bool(inputs))
+    if inputs and (inputs[0].rows, inputs[0].columns) != (1, 1):
+        raise ProgramInvalid(f"{name} takes one number")
+
+
+def check_number(name: str, inputs: Sequence[Bounds]) -> None:
+    """Check between what the number of an update lies, if it is given. Raises ProgramInvalid."""
+    if inputs and not (integers(inputs, 0).low >= 0 and integers(inputs, 0).high <= NUMBER_MAX):
+        raise ProgramInvalid(f"{name} takes a number from 0 to {NUMBER_MAX}")
+
+
 class BiasCorrection(ByElements):
-    """``bias_correction(; beta)``: 1 / (1 - beta^(step + 1)), beta in units of 10^-9. Powers are by squaring."""
+    """``bias_correction([number]; beta)``: 1 / (1 - beta^(number + 1)), beta in units of 10^-9.
+
+    Without an input the number is that of the step. Powers are by squaring.
+    """
 
     name: Final = "bias_correction"
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
         expect_attributes(self.name, attributes, 1)
-        expect(self.name, inputs)
+        expect_number(self.name, inputs)
         if not 0 <= attributes[0] < NANO:
             raise ProgramInvalid(f"a decay of {attributes[0]} units of 10^-9")
         return TensorType(ElementType.BINARY64, 1, 1)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
+        check_number(self.name, inputs)
         return Magnitudes(0, NANO.bit_length(), False, False)
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        return arrays.constant(_correction(attributes[0], context.step + 1))
+        step = int(arrays.store(inputs[0])[0, 0]) if inputs else context.step
+        return arrays.constant(_correction(attributes[0], step + 1))
 
     def element(
         self,
@@ -113,7 +145,8 @@ class BiasCorrection(ByElements):
         column: int,
     ) -> Number:
         """See Operator."""
-        return _correction(attributes[0], context.step + 1)
+        step = whole(read(0, 0, 0), 0, NUMBER_MAX) if inputs else context.step
+        return _correction(attributes[0], step + 1)
 
 
 def _correction(beta_nano: int, exponent: int) -> float:
@@ -175,10 +208,8 @@ class SampleOrder:
         stop = at + batch
         while at < stop:
             epoch, place = divmod(at, samples)
-            block, offset = divmod(place, _PLACES)
-            numbers = _numbers(context.seed, epoch, samples, block)[offset : offset + stop - at]
-            parts.append(numbers)
-            at += len(numbers)
+            parts.append(sample_numbers(context.seed, epoch, samples, place, min(stop - at, samples - place)))
+            at += len(parts[-1])
         return arrays.load(np.concatenate(parts).reshape(batch, 1))
 
     def element(
@@ -194,6 +225,18 @@ class SampleOrder:
         batch, samples = attributes
         epoch, place = divmod(context.step * batch + row, samples)
         return permuted(place, samples, order_keys(context.seed, epoch))
+
+
+def sample_numbers(seed: bytes, epoch: int, samples: int, first: int, count: int) -> np.ndarray:
+    """Return the samples at ``count`` places of an epoch from ``first`` on."""
+    import numpy as np
+
+    parts: list[np.ndarray] = []
+    while count:
+        block, offset = divmod(first, _PLACES)
+        parts.append(_numbers(seed, epoch, samples, block)[offset : offset + count])
+        first, count = first + len(parts[-1]), count - len(parts[-1])
+    return np.concatenate(parts)
 
 
 @lru_cache(maxsize=16)

@@ -10,8 +10,8 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Magnitudes
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import ByElements, expect, expect_attributes
-from tasks.programs.operators.scalars import NANO
+from tasks.programs.operators.rules import ByElements, expect_attributes, whole
+from tasks.programs.operators.scalars import NANO, NUMBER_MAX, check_number, expect_number
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["LEARNING_RATE", "SCHEDULES", "STEPS_MAX"]
@@ -25,9 +25,10 @@ _COSINE: Final[tuple[float, ...]] = tuple((-1) ** n / factorial(2 * n) for n in 
 
 
 class LearningRate(ByElements):
-    """``learning_rate(; peak, schedule, warmup, total)``: the rate of this step; the peak is in units of 10^-9.
+    """``learning_rate([number]; peak, schedule, warmup, total)``: the rate of an update.
 
-    ``schedule`` is a place in SCHEDULES. From step ``total`` on it is zero, if it falls at all.
+    The peak is in units of 10^-9. Without an input the number is that of the step. ``schedule`` is a place in
+    SCHEDULES. From ``total`` on it is zero, if it falls at all.
     """
 
     name: Final = "learning_rate"
@@ -35,7 +36,7 @@ class LearningRate(ByElements):
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
         expect_attributes(self.name, attributes, 4)
-        expect(self.name, inputs)
+        expect_number(self.name, inputs)
         peak, schedule, warmup, total = attributes
         if not 0 < peak <= NANO or not 0 <= schedule < len(SCHEDULES):
             raise ProgramInvalid(f"a rate of {peak} x 10^-9 by schedule {schedule}")
@@ -45,11 +46,12 @@ class LearningRate(ByElements):
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
+        check_number(self.name, inputs)
         return Magnitudes(_RATE_EXPONENT_MIN, 0, True, False)
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        return arrays.constant(_rate(attributes, context.step))
+        return arrays.constant(_rate(attributes, int(arrays.store(inputs[0])[0, 0]) if inputs else context.step))
 
     def element(
         self,
@@ -61,7 +63,7 @@ class LearningRate(ByElements):
         column: int,
     ) -> Number:
         """See Operator."""
-        return _rate(attributes, context.step)
+        return _rate(attributes, whole(read(0, 0, 0), 0, NUMBER_MAX) if inputs else context.step)
 
 
 def _rate(attributes: Attributes, step: int) -> float:

@@ -45,6 +45,7 @@ from tasks.proofs import (
     Code,
     Finding,
     ShownLeaf,
+    ShownLosses,
     break_to_value,
     findings_to_value,
     make_opening,
@@ -79,6 +80,7 @@ JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
 DIVERGED_PROOF = PROOF._replace(step_to=44, diverged=Divergence(43, 99, 1, 2, b"b" * 32))
+EVALUATED_PROOF = PROOF._replace(losses=ShownLosses(bytes(512), (b"h" * 32,) * 4))
 OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1]), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
                       ("tcp:h:1",), "1.0")  # fmt: skip

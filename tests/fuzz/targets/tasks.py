@@ -91,6 +91,7 @@ from tests.fuzz.targets.samples import (
     BROKEN,
     CHUNK,
     DIVERGED_PROOF,
+    EVALUATED_PROOF,
     FINDINGS,
     JOB,
     KEY_PROOF,
@@ -284,9 +285,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "window proof", Target(
         of_value(window_proof_from_value, window_proof_to_value),
-        (encode(window_proof_to_value(PROOF)), encode(window_proof_to_value(DIVERGED_PROOF))),
+        tuple(encode(window_proof_to_value(one)) for one in (PROOF, DIVERGED_PROOF, EVALUATED_PROOF)),
         (
             "tasks.proofs:window_proof_from_value", "tasks.proofs:_custody_from_value",
+            "tasks.proofs:_losses_from_value",
             "tasks.programs.divergence:divergence_from_value",
         ),
     )  # fmt: skip

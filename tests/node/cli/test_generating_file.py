@@ -159,7 +159,7 @@ def test_a_tuned_model_is_asked_with_the_state_that_its_task_has_left(folder: Pa
     given, made = job.spec.inputs()[2], job.spec.part
     assert isinstance(made, GeneratePart)
     assert made.adapter == (
-        name_of(job.adapter), left.state.root(plan), plan.shape.rank, plan.shape.alpha, plan.shape.targets, 5,
+        name_of(job.adapter), left.state.root(plan), plan.shape.rank, plan.shape.alpha, plan.shape.targets, 5, 0,
     )  # fmt: skip
     assert given.check is not None and given.size_bytes == len(job.adapter)
     given.check(job.adapter)

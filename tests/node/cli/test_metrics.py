@@ -12,11 +12,15 @@ import pytest
 
 from node.cli import exit_status
 from node.cli.tasks.metrics import picture
-from node.cli.tasks.watch import SPARK_WIDTH, expect_settled, sparkline
+from node.cli.tasks.watch import SPARK_WIDTH, expect_settled, sparkline, told_evaluations
 from rpc.client import ResultMismatch, TaskEnded
 from rpc.client.metrics import LossPoint, points_of
 from state.primitives.errors import DecodeError
+from tasks.evaluations import Evaluation
+from tasks.kinds.finetune import TrainingLoop
 from tasks.proofs import SegmentLeaf, encode_leaves, segment_root
+from tests.tasks.executor.helpers import make_spec
+from tests.tasks.tuned import tuned
 
 HASH = b"h" * 32
 LOSSES = (12.0, 6.0)
@@ -32,12 +36,32 @@ def window(root: bytes, phase: str = "final") -> Any:
 
 def test_points_are_the_mean_loss_of_a_segments_steps_and_are_those_of_the_proof() -> None:
     data, root = encode_leaves(LEAVES), segment_root(LEAVES)
-    assert points_of(window(root), data) == [LossPoint(3, 0, 4, 3.0, True), LossPoint(3, 4, 8, 1.5, True)]
-    assert not points_of(window(root, "proved"), data)[0].is_final
+    spec = make_spec()
+    assert points_of(window(root), data, spec) == [LossPoint(3, 0, 4, 3.0, True), LossPoint(3, 4, 8, 1.5, True)]
+    assert not points_of(window(root, "proved"), data, spec)[0].is_final
     with pytest.raises(ResultMismatch, match="window 3"):
-        points_of(window(bytes(32)), data)
+        points_of(window(bytes(32)), data, spec)
     with pytest.raises(DecodeError):
-        points_of(window(root), b"\x80")
+        points_of(window(root), b"\x80", spec)
+
+
+def test_points_of_fine_tuning_are_the_mean_loss_of_updates() -> None:
+    """Two batches an update, and an evaluation of a step after each second one: 2 + 2 + 1 steps."""
+    spec, _, _ = tuned(updates=4, samples=3, loop=TrainingLoop(2, 2, 0))
+    assert spec.schedule.total_steps == 10
+    leaves = [*LEAVES, LEAVES[1]._replace(segment=2, step_from=8, step_to=10)]
+    found = points_of(window(segment_root(leaves)), encode_leaves(leaves), spec)
+    assert [point.loss for point in found] == [12.0 / 2, 6.0 / 1, 6.0 / 1]
+    none = [LEAVES[0]._replace(step_to=1)]
+    assert points_of(window(segment_root(none)), encode_leaves(none), spec) == []
+
+
+def test_evaluations_are_a_second_curve_with_the_lowest_named() -> None:
+    evaluations = [Evaluation(10, 12, 2.0), Evaluation(20, 24, 1.0), Evaluation(30, 36, 3.0)]
+    assert told_evaluations(evaluations) == "validation ▅▁█ 3.0000, lowest 1.0000 after update 20"
+    root = ElementTree.fromstring(picture([LossPoint(0, 0, 36, 4.0, True)], evaluations))
+    lines = [item.attrib["points"].split() for item in root if item.tag.endswith("polyline")]
+    assert [len(line) for line in lines] == [1, 3]
 
 
 def test_a_sparkline_has_the_course_in_a_bounded_line() -> None:

@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from node.cli.tasks.job_file import read_job
+from node.cli.tasks.told import told_job
 from node.home.models import add_model
 from node.home.paths import Home
 from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
-from tasks.engines.input_blobs import check_tensors
+from tasks.engines.input_blobs import check_tensors, split_tensors
 from tasks.ledger.screening import check_start
 from tasks.requests.errors import RequestInvalid
 from tasks.spec import Schedule, decode_spec, encode_spec
@@ -64,9 +66,62 @@ def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
     assert made(folder) == job
     text = FILE.replace("steps: 6", "epochs: 100")
     (folder / "tune.yaml").write_text(text)
-    assert made(folder).spec.schedule == Schedule(150, 2, 150)
+    assert made(folder).spec.schedule == Schedule(200, 2, 200)  # an epoch of three rows has two batches
     (folder / "tune.yaml").write_text(text.replace("batch: 2", "batch: 2\nwindow_steps: 60"))
-    assert made(folder).spec.schedule == Schedule(150, 2, 60)
+    assert made(folder).spec.schedule == Schedule(200, 2, 60)
+
+
+def looped(folder: Path, *lines: str) -> Any:
+    """Return the job of a file of seven rows with more fields."""
+    rows = [{"input_ids": [at, at + 1, at + 2]} for at in range(7)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "tune.yaml").write_text(FILE + "\n".join(lines))
+    return made(folder)
+
+
+def test_fields_of_the_training_loop_are_those_of_the_specification(folder: Path) -> None:
+    job = looped(folder, "accumulate: 3", "validation: 0.3", "evaluate_every: 4", "keep: best")
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    part, plan = job.spec.part, job.spec.plan()
+    assert (part.dataset.rows, part.dataset.samples, part.loop) == (7, 5, (3, 4, 1))
+    # Six updates of an epoch of three batches each; two evaluations of a batch.
+    assert (plan.loop.updates, job.spec.schedule.total_steps) == (6, 6 * 3 + 2)
+    told = told_job(job)
+    assert told["updates"] == "6, 3 x 2 rows each; 20 steps"
+    assert told["validation"] == "2 rows, 2 evaluations, one every 4 updates; the best state is kept"
+    assert told["memory"].endswith("MiB for the process of the job")
+    assert looped(folder, "validation: 0.3").spec.part.loop == (1, 3, 0)  # once an epoch
+
+
+def test_rows_for_validation_do_not_depend_on_the_seed_and_nothing_is_lost(folder: Path) -> None:
+    def firsts(seed: bytes) -> list[int]:
+        job = make_job(
+            read_job(folder / "tune.yaml").request, seed=seed, max_price_per_tera_unit=10**15, match_ms=60_000
+        )
+        tensors = split_tensors(job.spec.inputs()[0].tensors, job.rows)
+        return [int(row[0]) for row in np.frombuffer(tensors["tokens"], dtype="<i4").reshape(7, -1)]
+
+    looped(folder, "validation: 0.3")
+    one = firsts(b"a" * 32)
+    assert one == firsts(b"b" * 32) and sorted(one) == list(range(7))
+    assert one[:5] == sorted(one[:5]) and one[5:] == sorted(one[5:])
+
+
+def test_rows_for_validation_may_have_a_file_of_their_own(folder: Path) -> None:
+    (folder / "held.jsonl").write_text('{"input_ids": [9, 8, 7, 6]}\n{"input_ids": [9, 8]}')
+    job = looped(folder, "validation: held.jsonl")
+    part = job.spec.part
+    assert (part.dataset.rows, part.dataset.samples, part.dataset.length) == (9, 7, 3)
+    tensors = split_tensors(job.spec.inputs()[0].tensors, job.rows)
+    assert np.frombuffer(tensors["tokens"], dtype="<i4").reshape(9, 3)[7:].tolist() == [[9, 8, 7], [9, 0, 0]]
+    (folder / "held.jsonl").write_text('{"input_ids": [9, 8, 7, 6]}\n{"input_ids": [99, 8]}')
+    with pytest.raises(RequestInvalid, match=r"held\.jsonl: line 2: input_ids: 99") as caught:
+        looped(folder, "validation: held.jsonl")
+    assert (caught.value.field, caught.value.line) == ("validation", 2)
+    with pytest.raises(RequestInvalid, match="one row is left"):
+        (folder / "rows.jsonl").write_text('{"input_ids": [9, 8, 7, 6]}')
+        (folder / "tune.yaml").write_text(FILE + "validation: 0.5")
+        made(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +155,15 @@ def test_a_job_is_made_of_a_model_and_rows(folder: Path) -> None:
         ("lora:", "seed: 7\nlora:", "tune.yaml: line 8: seed: a text expected, in quotes"),
         ("data: rows.jsonl", "", "tune.yaml: data is missing"),
         ("batch: 2", "segment_steps: 2\nwindow_steps: 5", "cannot run: window_steps is 5: a multiple of 2"),
+        ("batch: 2", "accumulate: 0", "tune.yaml: line 6: accumulate: a whole number"),
+        ("batch: 2", "accumulate: 65537", "tune.yaml: the job cannot run: "),
+        ("batch: 2", "validation: 1.5", "tune.yaml: line 6: validation: a share of the rows above 0 and below 1"),
+        ("batch: 2", "validation: 0", "tune.yaml: line 6: validation: a share of the rows above 0 and below 1"),
+        ("batch: 2", "validation: none.jsonl", "none.jsonl: No such file"),
+        ("batch: 2", "keep: best", "tune.yaml: line 6: keep needs rows for validation"),
+        ("batch: 2", "keep: first", "tune.yaml: line 6: keep: last, best expected"),
+        ("batch: 2", "evaluate_every: 2", "tune.yaml: line 6: evaluate_every needs rows for validation"),
+        ("steps: 6", "steps: 600\nvalidation: 0.3\nevaluate_every: 1", "cannot run: 600 evaluations, at most 128"),
         ("batch: 2", "window_steps: 7", "the job cannot run: window_steps is 7: a multiple of 1 up to 6"),
         ("rows.jsonl", "none.jsonl", "none.jsonl: No such file"),
         ("model: model", "model: none", "none: config.json: not readable"),

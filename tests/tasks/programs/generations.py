@@ -68,7 +68,11 @@ def decodings(draw: st.DrawFn) -> GenerateShape:
     ends = tuple(sorted(draw(st.sets(st.integers(0, 2)))))
     targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
     adapter = Adapter(
-        draw(st.integers(1, 4)), draw(st.integers(1, 9)), tuple(one for one in PROJECTIONS if one in targets), 3
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 9)),
+        tuple(one for one in PROJECTIONS if one in targets),
+        3,
+        draw(st.sampled_from((0, 1, 2, 7))),
     )
     model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
     return GenerateShape(

@@ -44,8 +44,21 @@ def shapes(draw: st.DrawFn) -> FinetuneShape:
     return FinetuneShape(
         model=draw(models()), rank=draw(st.integers(1, 5)), alpha=draw(st.integers(1, 9)),
         targets=tuple(name for name in PROJECTIONS if name in targets), batch=draw(st.integers(1, 4)),
-        length=length, slots=draw(st.integers(1, length)), rows=20, train_rows=draw(st.integers(1, 20)),
+        length=length, slots=draw(st.integers(1, length)), rows=20,
+        **({"train_rows": draw(st.integers(1, 20))} | draw(loops())),
     )  # fmt: skip
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> dict[str, int]:
+    """Fields of a shape about its training loop; half of them are those of a job without one."""
+    if draw(st.booleans()):
+        return {}
+    every = draw(st.sampled_from((0, 3, 1 << 20)))
+    found = {"accumulate": draw(st.integers(1, 3)), "evaluate_every": every}
+    if every:
+        found |= {"train_rows": draw(st.integers(1, 19)), "keeps_best": draw(st.integers(0, 1))}
+    return found
 
 
 BETAS = st.sampled_from((0, 500_000_000, 900_000_000, 999_000_000))

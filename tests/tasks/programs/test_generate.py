@@ -31,7 +31,7 @@ from tasks.programs.generate import (
     state_tensors,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
-from tasks.programs.llama_shape import LAYERS_MAX, PROJECTIONS, Adapter, LlamaShape
+from tasks.programs.llama_shape import KEEPS_BEST, LAYERS_MAX, PROJECTIONS, Adapter, LlamaShape
 from tasks.programs.operators import Context
 from tasks.programs.program import CALLS_MAX, PlaceKind, Program, SourceKind
 from tasks.programs.running import Runner
@@ -159,6 +159,21 @@ def test_a_tuned_model_has_the_logits_of_its_training() -> None:
     assert largest_logits(program, contents_of_step(program, sources, ADAPTER.step), 31) == b"".join(decoded)
 
 
+@pytest.mark.parametrize("layout", [1, 2, 3, 6, 7])
+def test_a_state_may_hold_more_than_adapters_and_the_best_ones_are_asked(layout: int) -> None:
+    """Its matrices are those of the group that its layout names; nothing else of the state counts."""
+    plain, other = (generation(SMALL, adapter=ADAPTER._replace(layout=at)) for at in (0, layout))
+    assert plain.adapter is not None and other.adapter is not None
+    group = "best" if layout & KEEPS_BEST else "parameter"
+    tensors = dict(other.adapter.tensors)
+    for name, values in plain.adapter.tensors.items():
+        if name.startswith("parameter/"):
+            tensors[f"{group}/{name.removeprefix('parameter/')}"] = values
+    other = replace(other, adapter=replace(other.adapter, tensors=tensors))
+    one, two = run(plain), run(other)
+    assert one.run_segment(plain.shape.steps) == two.run_segment(other.shape.steps)
+
+
 def test_adapters_that_no_training_leaves_are_refused() -> None:
     made = generation(SMALL, adapter=ADAPTER)
     assert made.adapter is not None
@@ -174,7 +189,7 @@ def test_adapters_that_no_training_leaves_are_refused() -> None:
     "change",
     [
         {"rank": 0}, {"rank": 257}, {"alpha": 0}, {"targets": ()}, {"targets": ("down", "query")},
-        {"targets": ("head",)}, {"step": -1}, {"step": 1 << 33},
+        {"targets": ("head",)}, {"step": -1}, {"step": 1 << 33}, {"layout": 8}, {"layout": -1}, {"layout": 4},
     ],
     ids=str,
 )  # fmt: skip

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from tasks.programs.bounds import EXPONENT_LOW, Integers, Magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid, StoreDiverged
+from tasks.programs.loop import Loop
 from tasks.programs.operators import Attributes, Context, FoldOperator
+from tasks.programs.operators.loops import FLAGS, NUMBERS
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, SUM_BITS, TERMS_MAX, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
 from tests.tasks.programs.cases import PRODUCT_WIDTHS, Case, legal, ranges, seeds, sides, terms
 from tests.tasks.programs.engines import NAMES, engine
+from tests.tasks.programs.test_loop import loops
 from tests.tasks.programs.transformer_cases import MOVES, TRANSFORMER_CASES, TRANSFORMER_SHAPES, weights
 from tests.tasks.programs.values import (
     CONTEXT,
@@ -115,17 +118,40 @@ def moves(draw: st.DrawFn) -> Case:
 
 @st.composite
 def without_inputs(draw: st.DrawFn) -> Case:
-    name = draw(st.sampled_from(("bias_correction", "sample_order", "scalar")))
-    attributes = {
+    loop = draw(loops())
+    name = draw(st.sampled_from((
+        "bias_correction", "sample_order", "scalar", "loop_rows", "loop_weights", "loop_flag", "loop_number",
+    )))  # fmt: skip
+    attributes: dict[str, Attributes] = {
+        "loop_rows": loop,
+        "loop_weights": (*loop, draw(st.integers(1, 5))),
+        "loop_flag": (*loop, draw(st.integers(0, len(FLAGS) - 1))),
+        "loop_number": (*loop, draw(st.integers(0, len(NUMBERS) - 1))),
         "bias_correction": (draw(st.integers(0, NANO - 1)),),
         "sample_order": (draw(st.integers(1, 40)), draw(st.integers(1, 60))),
         "scalar": (constant_bits(draw(st.floats(-(2.0**90), 2.0**90, allow_subnormal=False))),),
-    }[name]
-    return legal(Case(OPERATORS[name], (), attributes))
+    }
+    return legal(Case(OPERATORS[name], (), attributes[name]))
+
+
+@st.composite
+def of_updates(draw: st.DrawFn) -> Case:
+    """Operators that may be given the number of an update in place of the step's."""
+    number = whole_numbers(draw(seeds), 1, 1, Integers(0, draw(st.sampled_from((1, 9, 1 << 40)))))
+    if draw(st.booleans()):
+        return legal(Case(OPERATORS["bias_correction"], (number,), (draw(st.integers(0, NANO - 1)),)))
+    return legal(Case(OPERATORS["learning_rate"], (number,), (1_000_000, draw(st.integers(0, 2)), 2, 30)))
 
 
 CASES = st.one_of(
-    elementwise(), rows_of_fractions(), contractions(), conversions(), moves(), without_inputs(), TRANSFORMER_CASES
+    elementwise(),
+    rows_of_fractions(),
+    contractions(),
+    conversions(),
+    moves(),
+    without_inputs(),
+    of_updates(),
+    TRANSFORMER_CASES,
 )
 STEPS = st.sampled_from((0, 1, 17, 10**6, (1 << 48) - 1))
 
@@ -298,6 +324,9 @@ def test_a_value_that_no_honest_trace_holds_is_undefined(name: str, value: float
                 operator.element(read, types, attributes, CONTEXT, 0, 0)
 
 
+LOOP = Loop(3, 10, 8, 2, 3, 7)
+
+
 def _shapes(name: str) -> list[tuple[list[TensorType], Attributes]]:
     """Legal calls on tensors of 2 by 3."""
     doubles, column = TensorType(ElementType.BINARY64, 2, 3), TensorType(ElementType.INT64, 2, 1)
@@ -319,6 +348,10 @@ def _shapes(name: str) -> list[tuple[list[TensorType], Attributes]]:
         "scalar": [([], (constant_bits(0.5),))],
         "bias_correction": [([], (900_000_000,))],
         "sample_order": [([], (3, 10))],
+        "loop_rows": [([], LOOP)],
+        "loop_weights": [([], (*LOOP, 3))],
+        "loop_flag": [([], (*LOOP, 2))],
+        "loop_number": [([], (*LOOP, 1))],
         **TRANSFORMER_SHAPES,
     }
     return found[name]

@@ -1,0 +1,78 @@
+"""Validation losses that stand in a window's proof, under the root of the state that it leaves (market.md R86)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+from state.primitives.errors import DecodeError
+from state.primitives.merkle import MerkleProof, merkle_proof, verify_merkle_proof
+from tasks.engines.state import TrainingState
+from tasks.engines.tuning_plan import TuningPlan
+from tasks.programs.finetune import EVALUATION_LOSSES, losses_place
+from tasks.programs.loop import EVALUATIONS_MAX
+from tasks.programs.states import state_leaves, tensor_leaf
+from tasks.programs.tensors import ElementType, TensorType, tensor_root
+from tasks.proofs import ShownLosses, WindowProof
+from tasks.spec import JobSpec
+
+__all__ = ["Evaluation", "evaluations_of", "show_losses", "shows_losses"]
+
+_TYPE = TensorType(ElementType.BINARY32, 1, EVALUATIONS_MAX)
+
+
+class Evaluation(NamedTuple):
+    """A validation loss: after ``update`` updates of the weights, which is after ``step`` steps."""
+
+    update: int
+    step: int
+    loss: float
+
+
+def _plan(spec: JobSpec) -> TuningPlan | None:
+    """Return the plan of a job that evaluates; None for every other one."""
+    plan = spec.plan()
+    return plan if isinstance(plan, TuningPlan) and plan.shape.evaluate_every else None
+
+
+def show_losses(spec: JobSpec, state: TrainingState) -> ShownLosses | None:
+    """Return the losses in a state with their path to its root; None for a job that does not evaluate."""
+    plan = _plan(spec)
+    if plan is None:
+        return None
+    kinds = {name: (kind, tensor_root(kind, state.tensors[name])) for name, kind in plan.tensors().items()}
+    place, _ = losses_place(plan.shape)
+    path = merkle_proof(state_leaves(state.step, kinds), place)
+    return ShownLosses(state.tensors[EVALUATION_LOSSES], path.siblings)
+
+
+def shows_losses(spec: JobSpec, proof: WindowProof) -> bool:
+    """Tell whether a proof has the losses of the state that it leaves; of a job that does not evaluate, none."""
+    plan, shown = _plan(spec), proof.losses
+    if plan is None or shown is None:
+        return plan is None and shown is None
+    if len(shown.content) != _TYPE.size_bytes or not all(map(math.isfinite, _numbers(shown.content))):
+        return False
+    leaf = tensor_leaf(EVALUATION_LOSSES, _TYPE, tensor_root(_TYPE, shown.content))
+    return verify_merkle_proof(proof.result_root, leaf, MerkleProof(*losses_place(plan.shape), shown.siblings))
+
+
+def evaluations_of(spec: JobSpec, step: int, content: bytes) -> tuple[Evaluation, ...]:
+    """Return the evaluations that are complete after ``step`` steps, of the losses in a proof.
+
+    Raises DecodeError for other content than a job of this kind has.
+    """
+    plan = _plan(spec)
+    if plan is None or len(content) != _TYPE.size_bytes:
+        raise DecodeError(f"losses of {len(content)} bytes, of a job that has other ones or none")
+    loop, losses = plan.loop, _numbers(content)
+    found: list[Evaluation] = []
+    for number in range(loop.evaluated_by(step)):
+        update = min((number + 1) * loop.evaluate_every, loop.updates)
+        found.append(Evaluation(update, loop.evaluated_at(number), losses[number]))
+    return tuple(found)
+
+
+def _numbers(content: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{EVALUATIONS_MAX}f", content)
