@@ -1,0 +1,118 @@
+"""What is fetched of a container: logs and output by their names. A stranger's archive writes nothing elsewhere."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc.client import NoResult
+from rpc.client.containers import ContainerResult, ask_container
+from rpc.client.core import Fetch, Reply
+from state.primitives.manifests import Manifest, manifest_of
+from tasks.kinds.container import OUTPUT_BYTES_MAX
+from tasks.kinds.folders import ArchiveInvalid, pack
+from tasks.spec import JobSpec, encode_spec
+from tests.rpc.client.answers import ADDRESS, at, task_json
+from tests.rpc.client.test_blobs import ABSENT
+from tests.rpc.client.test_blobs import answer as chain
+from tests.rpc.client.world import World
+from tests.tasks.containers import container
+from tests.tasks.world import spec
+
+TASK = bytes.fromhex("ab" * 32)
+LOGS = b"line 1\nline 2\n"
+
+
+def name_of(content: bytes) -> str:
+    return "0x" + manifest_of(io.BytesIO(content)).blob_id.hex()
+
+
+def ended(output: bytes, *, kind: str = "exited", code: int = 0) -> dict[str, Any]:
+    return {
+        "kind": kind, "code": code, "output": name_of(output) if output else None, "output_bytes": len(output),
+        "logs": name_of(LOGS), "logs_bytes": len(LOGS), "worker": ADDRESS,
+    }  # fmt: skip
+
+
+def world(end: dict[str, Any] | None, *blobs: bytes, job: JobSpec | None = None, phase: str = "settled") -> World:
+    held: dict[str, tuple[Manifest, bytes]] = {
+        name_of(blob)[2:]: (manifest_of(io.BytesIO(blob)), blob) for blob in blobs
+    }
+
+    def answer(method: str, params: Any) -> Any:
+        if method != "dekube_getTask":
+            return chain(method, params)
+        meter = {"seconds": 90, "paid": "17", "own_seconds": 90, "began_ms": 1, "stop_ms": None, "exit": end}
+        raw = "0x" + encode_spec(job or container()).hex()
+        is_metered = job is None
+        record = {**task_json(phase), "spec": {"raw": raw}, "meter": meter if is_metered else None}
+        return {"at": at(9), "task": record}
+
+    def serve(fetch: Fetch) -> Reply:
+        found = next((blob for name, blob in held.items() if name in fetch.url), None)
+        if found is None:
+            return ABSENT
+        manifest, content = found
+        if "/manifest" in fetch.url:
+            return Reply(200, {}, manifest.encode())
+        first, last = map(int, dict(fetch.headers)["range"].removeprefix("bytes=").split("-"))
+        return Reply(206, {}, content[first : last + 1])
+
+    made = World(answer)
+    made.all[0].serve = serve
+    return made
+
+
+def asked(made: World, tmp_path: Path, folder: Path | None = None) -> ContainerResult:
+    (tmp_path / "downloads").mkdir(exist_ok=True)
+    return made.run(ask_container(made.core, TASK, folder=folder, downloads=tmp_path / "downloads"))
+
+
+def packed(tmp_path: Path) -> bytes:
+    (tmp_path / "left" / "inner").mkdir(parents=True)
+    (tmp_path / "left" / "inner" / "model.bin").write_bytes(b"weights")
+    return pack(tmp_path / "left", limit_bytes=OUTPUT_BYTES_MAX)
+
+
+def test_the_output_is_unpacked_and_the_logs_are_told(tmp_path: Path) -> None:
+    output = packed(tmp_path)
+    found = asked(world(ended(output), output, LOGS), tmp_path, tmp_path / "out")
+    assert (found.kind, found.code, found.seconds, found.paid, found.files) == ("exited", 0, 90, 17, 1)
+    assert found.logs == LOGS
+    assert (tmp_path / "out" / "inner" / "model.bin").read_bytes() == b"weights"
+
+
+def test_a_failed_container_has_its_logs_and_its_code_too(tmp_path: Path) -> None:
+    found = asked(world(ended(b"", kind="signalled", code=9), LOGS, phase="failed"), tmp_path)
+    assert (found.phase, found.kind, found.code, found.logs, found.files) == ("failed", "signalled", 9, LOGS, 0)
+
+
+def test_an_archive_that_would_write_elsewhere_writes_nothing(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=file) as archive:
+        entry = tarfile.TarInfo("../outside")
+        archive.addfile(entry, io.BytesIO())
+    output = file.getvalue()
+    with pytest.raises(ArchiveInvalid):
+        asked(world(ended(output), output, LOGS), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "outside").exists() and not (tmp_path / "out").exists()
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    for end, folder, said in (
+        (None, tmp_path / "out", "said nothing of an end"), (ended(b""), tmp_path / "out", "left no output"),
+    ):  # fmt: skip
+        with pytest.raises(NoResult, match=said):
+            asked(world(end, LOGS), tmp_path, folder)
+    assert asked(world(None), tmp_path).kind is None
+    with pytest.raises(NoResult):
+        asked(world(ended(b"")), tmp_path)  # its machine is gone with the logs
+
+
+def test_a_task_of_another_kind_is_none(tmp_path: Path) -> None:
+    with pytest.raises(NoResult, match="of kind train"):
+        asked(world(None, job=spec()), tmp_path)
