@@ -71,6 +71,10 @@ WITHOUT_DISPUTE: Final = {
     "serveWindow": ((), "wrong_phase"),
 }
 """Arguments after task and window, and why they are refused: the work of this network is not disputed."""
+WITHOUT_CONTAINER: Final = {
+    "meterTask": ("60",), "finishTask": ("60", "0x" + encode([1, 0, b"", 0, b"", 0]).hex()),
+}  # fmt: skip
+"""Arguments after task of functions for containers, of which this network runs none."""
 _HASH: Final = bytes(32)
 CHUNKS: Final = {
     "path": "0x" + encode([0, 1, []]).hex(), "chunk": "0x" + encode([0, b"c", [], _HASH, []]).hex(),
@@ -105,7 +109,7 @@ WITHOUT_GROUPS: Final = ("addSeats", "cancelGroup")
 NEVER_DONE: Final = frozenset((
     "createGroup", *WITHOUT_GROUPS,
     "askCustody", "claimInput", "claimDiverged", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL,
-    *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY, *WITHOUT_TRIALS,
+    *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY, *WITHOUT_TRIALS, *WITHOUT_CONTAINER,
 ))  # fmt: skip
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
@@ -452,6 +456,8 @@ class Play:
         for name, (args, reason) in (WITHOUT_DISPUTE | WITHOUT_CUSTODY).items():
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
         await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="wrong_phase")
+        for name, given in WITHOUT_CONTAINER.items():
+            await self._write_in_vain(job.requester, name, self._task, *given, reason="not_yours")
         for name, (args, reason) in WITHOUT_INPUTS.items():
             await self._write_in_vain(job.requester, name, self._task, *args, reason=reason)
         await self._write(

@@ -1,4 +1,4 @@
-"""What is fetched of a container: logs and output by their names. A stranger's archive writes nothing elsewhere."""
+"""What is fetched of a container: logs and output by their names. An archive of a stranger writes nowhere else."""
 
 from __future__ import annotations
 
