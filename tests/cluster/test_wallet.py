@@ -18,6 +18,7 @@ from tests.cluster.network import Network, dekube, network, wait_for
 pytestmark = pytest.mark.cluster
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sdk.md").read_text(), re.DOTALL)
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,24 @@ def test_the_examples_of_the_document_run(
     text = re.sub(r"http://127\.0\.0\.1:(266\d\d)", lambda found: net.url(members[int(found[1])]), text)
     exec(compile(text, f"docs/sdk.md, example {number}", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out or number == 3
+
+
+@pytest.mark.nightly
+def test_the_notebook_trains_a_model_and_asks_it(
+    net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    found: dict[str, Any] = {"__name__": "notebook"}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            text = "".join(cell["source"]).replace(".testnet/", f"{net.root}/")
+            text = text.replace("http://127.0.0.1:26604", net.url("validator-0"))
+            exec(compile(text, f"docs/notebook.ipynb, cell {number}", "exec"), found)
+    said = capsys.readouterr().out
+    assert said.count("settled") == 2 and said.count("exact: True") == 2
+    assert found["losses"][-1] < found["losses"][0] / 2
+    assert "'The Zen of Python, by Tim Peters" in said  # an answer: the text has no quotation mark there
 
 
 def test_a_fresh_wallet_gets_coins_spends_them_and_believes_nobody(net: Network, tmp_path: Path) -> None:
