@@ -19,6 +19,7 @@ from tasks.ledger.transitions import SUBMIT_WINDOW, UPDATE_NODE, node_payload
 from tasks.programs.operators.rules import UNITS
 from tasks.proofs import window_proof_to_value
 from tasks.spec import RATE_MAX, Requirements
+from tests.tasks.ledger.test_trials import LINKS, RATE, TRIALS, Trialists
 from tests.tasks.world import QUICK, WORTH, Manners, World, leaves_of, proof_of, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -127,9 +128,16 @@ def test_a_rate_that_rises_after_the_match_changes_no_deadline() -> None:
 
 
 def test_a_job_takes_no_machine_below_its_least_rate() -> None:
-    world = World()
-    world.add_machine(1, roles=WORK, price=1, rate=10**10 - 1)
-    fit = world.add_machine(2, roles=WORK, rate=10**10)
+    world = World(parameters=TRIALS)
+    slow = world.add_machine(1, roles=WORK, price=1, rate=RATE)
+    fit = world.add_machine(2, roles=WORK, rate=RATE)
     world.add_machine(3, roles=CHECK)
-    task = world.create(spec()._replace(requirements=Requirements(0, 0, 10**10)))
+    trialists = Trialists(world, links={slow: LINKS // 2})
+    while not all(trialists.trial(machine).rate for machine in (slow, fit)):
+        world.block()
+        for machine in (slow, fit):
+            trialists.act(machine)
+    least = trialists.trial(fit).rate
+    assert trialists.trial(slow).rate < least <= RATE, "both claim it"
+    task = world.create(spec()._replace(requirements=Requirements(0, 0, least)))
     assert world.run_to(task, Phase.ASSIGNED).worker == fit
