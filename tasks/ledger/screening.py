@@ -220,6 +220,8 @@ class Outlook(NamedTuple):
     most_memory_mib: int
     most_rate: int
     is_whole: bool
+    host_rates: tuple[int, ...] = ()
+    """Rates of machines that run containers, ascending."""
 
 
 def _machines(state: Reader) -> list[NodeRecord]:
@@ -251,6 +253,7 @@ def look_out(
         most_memory_mib=max((node.profile.memory_mib for node in found), default=0),
         most_rate=max((node.profile.rate for node in found), default=0),
         is_whole=len(nodes) <= MACHINES_MAX,
+        host_rates=tuple(sorted(node.profile.rate for node in found if host_cores(node.profile))),
     )
 
 
@@ -304,7 +307,7 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     if spec.is_metered:
         text = (
             f"no machine runs containers with {spec.host_cores} cores, {wanted.gpus} GPUs, {wanted.memory_mib} MiB"
-            f" and a rate from {wanted.rate_min} to {spec.rate_max}"
+            f" and a rate from {wanted.rate_min} to {spec.rate_max}; {_rates_told(outlook.host_rates)}"
         )
         return [Objection("no_such_machine", text)]
     asked = ", ".join(
@@ -318,6 +321,12 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     )
     text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
     return [Objection("no_such_machine", text)]
+
+
+def _rates_told(rates: Sequence[int]) -> str:
+    if not rates:
+        return "no machine runs containers at all"
+    return f"those that run containers have rates from {rates[0]} to {rates[-1]}: ask for one of these"
 
 
 def rate_objections(spec: JobSpec, parameters: TaskParameters) -> list[Objection]:
