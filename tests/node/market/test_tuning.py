@@ -22,6 +22,8 @@ from state.primitives.manifests import manifest_of
 from tasks.custody.sealed import seal_input
 from tasks.engines.input_blobs import join_tensors
 from tasks.engines.tuning import Tuner, first_state
+from tasks.evaluations import evaluations_of, show_losses
+from tasks.kinds.finetune import TrainingLoop
 from tasks.ledger.custody_records import Terms
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import load_window
@@ -182,6 +184,34 @@ async def test_a_job_that_generates_is_run_and_checked_with_the_model_that_nodes
         nursery.cancel_scope.cancel()
     window = load_window(world.store, market.task, 0)
     assert {f.code for seat in window.verifiers for f in seat.findings or ()} == {Code.COMPUTED}
+
+
+@pytest.mark.nightly
+async def test_validation_losses_stand_in_the_proofs_of_a_job_that_nodes_run(world: World) -> None:
+    """Batches of two that are added up, evaluations, and the best adapters; each window is checked."""
+    spec, plan, made = tuned(updates=4, samples=3, loop=TrainingLoop(2, 2, 1), window=6)
+    part: Any = spec.part
+    spec = spec.changed(
+        dataset=part.dataset._replace(blob=name_of(ROWS)), model=part.model._replace(blob=name_of(MODEL))
+    )
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        market, holder = await started(world, nursery, worker, verifier)
+        put(holder, ROWS, MODEL)
+        for machine in (worker, verifier):
+            await nursery.start(machine.run)
+        await market.post(spec)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    direct = Tuner(plan, made.model, made.data, engine("numpy"), first_state(plan))
+    for number, step in enumerate((6, 10)):
+        direct.run_steps(step - direct.step)
+        window, state = load_window(world.store, market.task, number), direct.state()
+        assert window.proof.state_root_out == state.root(plan)
+        assert window.proof.losses == show_losses(spec, state)
+        assert {f.code for seat in window.verifiers for f in seat.findings or ()} <= {Code.COMPUTED}
+    assert window.proof.losses is not None
+    assert [one.update for one in evaluations_of(spec, 10, window.proof.losses.content)] == [2, 4]
 
 
 class PrivateTuning(PrivateMarket):
