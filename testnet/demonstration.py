@@ -17,7 +17,7 @@ from node.cli.tasks.views import show_bill
 from node.home.load import load_node_options
 from node.home.paths import Home
 from node.market.posting import next_of_update, say_update, task_transactions
-from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded, TaskUpdate
+from rpc.client import Client, ClientError, GatewayUnreachable, NoResult, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
 from rpc.client.jobs import make_job
 from rpc.client.results import Bill
@@ -263,7 +263,10 @@ class _Training(_LiveTask):
         return f"train a language model of {weights:,} weights on the Zen of Python", job
 
     def result(self) -> list[str]:
-        points = self._client.losses(self.task, control=self._home.control)
+        try:
+            points = self._client.losses(self.task, control=self._home.control)
+        except (NoResult, GatewayUnreachable, ClientError) as error:  # information alone: its worker may be gone
+            return [f"The losses could not be fetched: {error}"]
         ends = {point.window: point for point in points}  # the last one of each window
         shown = [points[0], *ends.values()]
         return [f"Loss of a token: {', '.join(f'{one.loss:.2f} (step {one.step_to})' for one in shown)}"]
