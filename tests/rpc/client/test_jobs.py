@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpc.client import JobRefused
-from rpc.client.jobs import FEE_MARGIN, Price, _price_within, make_job
+from rpc.client.jobs import FEE_MARGIN, Price, _made, _price_within, _requested, _Wanted, make_job
 from state.primitives.amounts import DECIMALS
 from tasks.kinds.generate import GeneratePart
 from tasks.ledger.custody_transitions import ASK_CUSTODY
@@ -20,7 +20,7 @@ from tasks.ledger.settlement import budget_of
 from tasks.ledger.transitions import CREATE_TASK
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
-from tasks.spec import PRICE_MAX, JobSpec, decode_spec
+from tasks.spec import PRICE_MAX, DecoderPart, JobSpec, decode_spec
 from tests.rpc.client.answers import at
 from tests.rpc.client.test_core import Pool
 from tests.rpc.client.world import World
@@ -123,3 +123,17 @@ def test_fields_of_a_program_become_a_job_with_typed_errors(tmp_path: Path) -> N
             data=data,
         )
     assert (caught.value.code, caught.value.field) == ("model_invalid", "model")
+
+
+def test_training_from_scratch_is_asked_for_with_rows_and_no_model() -> None:
+    """What ``train`` of both clients hands over."""
+    fields = {"steps": 4, "batch": 2, "shape": {"preset": "tiny", "context": 8}}
+    wanted = _Wanted("train", None, [{"text": "A text."}, {"text": "Another one."}], None, 9, bytes(32), None)
+    request = _requested(wanted, fields)
+    assert (request.kind, request.model, getattr(request, "adapter", None)) == ("train", "", None)
+    made = _made(wanted, request, None)
+    assert isinstance(made.spec.part, DecoderPart)
+    assert made.spec.part.dataset.rows == 3 and made.spec.max_price_per_tera_unit == 9
+    with pytest.raises(RequestInvalid) as caught:
+        _made(wanted._replace(data=[{"prompt": "A text."}]), request, None)
+    assert (caught.value.code, caught.value.line, caught.value.field) == ("rows_invalid", 1, "data")
