@@ -103,17 +103,21 @@ class Body:
     def resolve(self, addresses: bytes) -> list[Checked]:
         """Return the checked transactions; ``batch`` has been answered with these addresses.
 
-        Raises BodyInvalid.
+        Raises BodyInvalid, and InvalidBlock where they weigh more than a block holds.
         """
-        at = 0
-        known, check = self._known, self._runtime.check
+        at = weights = 0
+        known, runtime, limit = self._known, self._runtime, self._runtime.chain.block_gas_limit
         checked: list[Checked] = []
         for index, transaction in enumerate(self._transactions):
             if not transaction.sender:
                 transaction.sender = addresses[at : at + 20]
                 at += 20
             try:
-                checked.append(known.get(index) or check(transaction))
+                # Payloads are read as far as the gas of a block goes: nobody pays for what is beyond.
+                weights += runtime.weight_of(transaction)
+                if weights > limit:
+                    raise InvalidBlock(f"weights of more than {limit} in sum")
+                checked.append(known.get(index) or runtime.check(transaction))
             except InvalidTransaction as error:
                 raise BodyInvalid(error.code, f"transaction {index}: {error}", index=index) from None
         return checked

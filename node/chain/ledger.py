@@ -29,6 +29,8 @@ __all__ = ["NodeLedger", "Room"]
 
 RECENT_MAX: Final = 20_000
 """Transactions of the newest blocks that are remembered, so that no signature is checked twice."""
+SCREENED_GAS_MIN: Final = 5_000_000
+"""Weight from which on a payload is read only if the sender could pay for it: specifications, and large proofs."""
 GOSSIP_FEE_SHARE: Final = 2
 """Peers' transactions are kept if their fee cap is at least this share of the base fee: the base fee may fall."""
 
@@ -133,12 +135,12 @@ class NodeLedger:
         """
         fee_floor = self._head.base_fee_next
         local_since = self._head.height if is_local else None
-        check, add, transfer_connection = self.runtime.check, self.mempool.add, self.on_admitted
+        check, add, transfer_connection = self._check, self.mempool.add, self.on_admitted
 
         def admit(raw: bytes, sender: bytes) -> bytes:
             transaction = decode_transaction(raw)
             transaction.sender = sender
-            checked = check(transaction)
+            checked = check(transaction, fee_floor)
             add(checked, fee_floor=fee_floor, local_since=local_since, lane=self._lane_of(checked))
             transfer_connection(raw)
             return transaction.hash
@@ -179,7 +181,16 @@ class NodeLedger:
 
         Raises InvalidTransaction.
         """
-        return self.admit_checked(self.runtime.check(transaction))
+        return self.admit_checked(self._check(transaction, self._head.base_fee_next // GOSSIP_FEE_SHARE))
+
+    def _check(self, transaction: Transaction, fee_floor: int) -> Checked:
+        """Check what needs no state, of a heavy transaction only if its sender could pay for it.
+
+        The payload of such a one takes long to read. Whoever has no money for it would have it read for nothing.
+        """
+        if transaction.sender and self.runtime.weight_of(transaction) >= SCREENED_GAS_MIN:
+            self.mempool.screen(transaction, fee_floor=fee_floor)
+        return self.runtime.check(transaction)
 
     def admit_checked(self, checked: Checked) -> bool:
         """Like ``admit_gossip``, for a transaction that was checked before."""

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from state.primitives.errors import InvalidTransaction
+from state.primitives.transactions import Transaction
 from state.transition.errors import FeeCapTooLow, InsufficientFunds, NonceTooHigh, NonceTooLow
 from state.transition.lane import LANE_PREDECESSORS_MAX
 from state.transition.runtime import Checked
@@ -362,6 +363,33 @@ class Mempool:
 
     # Changes
 
+    def screen(self, transaction: Transaction, *, fee_floor: int = 0) -> None:
+        """Refuse a transaction that ``add`` would refuse whatever its payload says.
+
+        Raises AlreadyKnown, FeeCapTooLow, NonceTooLow, InsufficientFunds, NonceTooHigh, SenderLimit or
+        ReplacementUnderpriced.
+        """
+        if transaction.hash in self._by_hash:
+            raise AlreadyKnown
+        fee_cap, nonce = transaction.max_fee_per_gas, transaction.nonce
+        if fee_cap < fee_floor:
+            raise FeeCapTooLow(fee_cap=fee_cap, base_fee=fee_floor)
+        account = self._account_of(transaction.sender)
+        if nonce < account.nonce:
+            raise NonceTooLow(expected=account.nonce, got=nonce)
+        sender = self._senders.get(transaction.sender)
+        if sender is not None and account.nonce > sender.nonce:
+            sender = None  # some of what it has here is in the chain now: ``add`` counts the rest
+        old = sender.entries.get(nonce) if sender is not None else None
+        spent = sender.cost if sender is not None else 0
+        needed = spent + transaction.gas_limit * fee_cap - (old.checked.cost_max if old else 0)
+        if needed > account.balance:
+            raise InsufficientFunds(balance=account.balance, needed=needed)
+        if old is not None:
+            self._check_fees(old, fee_cap, transaction.max_priority_fee_per_gas)
+        else:
+            self._check_place(sender or _Sender(account.nonce), nonce)
+
     def add(
         self, checked: Checked, *, fee_floor: int = 0, local_since: int | None = None, lane: bytes = b""
     ) -> Added:
@@ -484,14 +512,24 @@ class Mempool:
 
     # The parts
 
-    def _check_replacement(self, old: _Entry, new: _Entry) -> None:
+    def _check_fees(self, old: _Entry, new_fee: int, new_tip: int) -> None:
         # Rounded down, as wallets do that raise a price by the least that is enough, but more than before.
         percent = _PERCENT + self._options.replacement_percent
         fee, tip = (max(value * percent // _PERCENT, value + (value > 0)) for value in (old.fee, old.tip))
-        if new.fee < fee or new.tip < tip:
+        if new_fee < fee or new_tip < tip:
             raise ReplacementUnderpriced(needed_fee=fee, needed_tip=tip)
+
+    def _check_replacement(self, old: _Entry, new: _Entry) -> None:
+        self._check_fees(old, new.fee, new.tip)
         if self._bytes - old.size + new.size > self._options.bytes_max:
             raise MempoolFull
+
+    def _check_place(self, sender: _Sender, nonce: int) -> None:
+        options = self._options
+        if nonce > sender.pending_end + options.nonce_gap_max:
+            raise NonceTooHigh(expected=sender.pending_end, got=nonce)
+        if len(sender.entries) >= options.sender_transactions_max:
+            raise SenderLimit(limit=options.sender_transactions_max)
 
     def _check_room(self, address: bytes, sender: _Sender, new: _Entry) -> bytes | None:
         """Return the sender whose last transaction ``new`` evicts, None if there is room.
@@ -499,10 +537,7 @@ class Mempool:
         Raises MempoolFull or SenderLimit.
         """
         options, nonce = self._options, new.checked.transaction.nonce
-        if nonce > sender.pending_end + options.nonce_gap_max:
-            raise NonceTooHigh(expected=sender.pending_end, got=nonce)
-        if len(sender.entries) >= options.sender_transactions_max:
-            raise SenderLimit(limit=options.sender_transactions_max)
+        self._check_place(sender, nonce)
         if nonce > sender.pending_end and self._queued >= options.queued_max:
             raise MempoolFull
         if new.lane:

@@ -272,6 +272,10 @@ class Runtime:
             raise SenderUnknown
         return Checked(transaction, rule, payload, rule.moves(payload) + gas_limit * fee_cap)
 
+    def weight_of(self, transaction: Transaction) -> int:
+        """Return the weight of a transaction, whose payload is not looked at. Raises UnknownKind, CallRefused."""
+        return self._rule_of(transaction).gas
+
     def _rule_of(self, transaction: Transaction) -> Rule[Any]:
         kind = transaction.kind
         if kind == CALL_KIND and transaction.form != NATIVE_FORM:

@@ -15,6 +15,7 @@ from consensus.core import limits
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
 from node.chain import ledger, mempool, tx_gossip
+from node.chain import ledger as node_ledger
 from node.chain.runtime import make_runtime
 from node.consensus import compact, compact_service
 from node.market import blob_search
@@ -160,6 +161,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "call_bytes_max": abi.CALL_LIMIT_BYTES,
         "unbondings_max": staking.UNBONDINGS_MAX,
         "releases_max": staking.RELEASES_MAX,
+        "screened_gas_min": node_ledger.SCREENED_GAS_MIN,
         "events_max": receipts.EVENTS_MAX,
         "event_data_bytes_max": receipts.EVENT_DATA_LIMIT_BYTES,
         "receipt_bytes_max": receipts.RECEIPT_LIMIT_BYTES,

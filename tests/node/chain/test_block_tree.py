@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from state.primitives.transactions import Transaction, decode_transaction
 from state.primitives.votes import VoteKey
 from state.store import Store
 from state.transition.epochs import load_tally
+from state.transition.rules import Rule
 from state.transition.runtime import Checked, Runtime
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload
+from state.transition.transfer import TRANSFER
 from state.trie import verify_proof
 from state.view.accounts import account_key, balance_of, load_account, nonce_of
 from tests.state.transition.chain import COIN, START_MS, USERS, VALIDATORS, genesis, signed, transfer
@@ -261,6 +264,22 @@ def test_a_body_above_the_limits_is_not_even_decoded(node: Node) -> None:
         with pytest.raises(InvalidBlock) as error:
             decode_body(node.runtime, raws)
         assert error.value.code == "invalid_block"
+
+
+def test_payloads_of_a_body_are_read_as_far_as_the_gas_of_a_block_goes(node: Node) -> None:
+    kind, read = 0x20, list[Any]()
+
+    def decode(payload: list[Any]) -> Any:
+        read.append(payload)
+        return payload
+
+    gas = node.runtime.chain.block_gas_limit // 3
+    dear: Rule[Any] = replace(TRANSFER, kind=kind, gas=gas, decode=decode, moves=lambda _: 0)
+    node.runtime.rules[kind] = dear
+    raws = [signed(ALICE, nonce, kind, [b""], gas_limit=dear.gas).raw for nonce in range(40)]
+    with pytest.raises(InvalidBlock, match="weights"):
+        decode_body(node.runtime, raws).resolve(ALICE.address * len(raws))
+    assert len(read) == 3
 
 
 def test_known_transactions_are_not_recovered_again(node: Node) -> None:

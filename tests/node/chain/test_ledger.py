@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +15,9 @@ from node.chain.block_tree import BodyInvalid, Executed, decode_body
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.keys import SecretKey, recover_addresses
 from state.primitives.transactions import decode_transaction, sign_transaction
-from state.transition.errors import UnknownKind
+from state.transition.errors import InsufficientFunds, InvalidPayload, UnknownKind
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
+from tasks.ledger.transitions import CREATE_TASK
 from tests.node.world import COIN, START_MS, World
 from tests.p2p.helpers import account
 
@@ -128,6 +131,38 @@ def test_a_block_is_not_offered_what_its_parent_already_holds(world: World) -> N
     world.chain.execute(block, checked)
     assert len(taken) == 1
     assert world.ledger.take(10, world.ledger.room_after(block.hash)) == []
+
+
+def create(key: SecretKey, specification: bytes, *, gas: int, fee: int) -> bytes:
+    return sign_transaction(
+        key, chain_id=7, nonce=0, kind=CREATE_TASK, payload=[specification], gas_limit=gas, max_fee_per_gas=fee
+    )
+
+
+def test_a_specification_is_read_only_for_who_could_pay_for_its_gas(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody could have every validator read specifications, 2 ms each, with keys that own nothing."""
+    read: list[bytes] = []
+    rule = world.runtime.rules[CREATE_TASK]
+
+    def decode(payload: list[Any]) -> Any:
+        read.append(payload[0])
+        return rule.decode(payload)
+
+    monkeypatch.setitem(world.runtime.rules, CREATE_TASK, replace(rule, decode=decode))
+    raw = create(account(99), b"no specification", gas=rule.gas, fee=10**10)
+    with pytest.raises(InsufficientFunds):
+        world.ledger.admit(raw, account(99).address)
+    transaction = decode_transaction(raw)
+    transaction.recover_sender()
+    with pytest.raises(InsufficientFunds):
+        world.ledger.admit_gossip(transaction)
+    assert not read
+    rich = account(1)
+    with pytest.raises(InvalidPayload):
+        world.ledger.admit(create(rich, b"no specification", gas=rule.gas, fee=10**10), rich.address)
+    assert read == [b"no specification"]
 
 
 def test_a_kind_that_is_not_there_has_no_weight(world: World) -> None:

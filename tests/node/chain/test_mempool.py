@@ -72,6 +72,29 @@ def test_the_best_tip_goes_first_and_then_the_earliest() -> None:
     assert len(world.pool) == 4
 
 
+def test_a_transaction_is_screened_by_all_that_its_payload_does_not_say() -> None:
+    world = World(sender_transactions_max=2, nonce_gap_max=3)
+    world.accounts[ANN] = Account(2, 3 * GAS * 100)
+    first = wish(ANN, 2)
+    world.pool.screen(first.transaction)
+    world.pool.add(first)
+    for checked, code in (
+        (first, "already_known"),
+        (wish(ANN, 1), "nonce_too_low"),
+        (wish(ANN, 7), "nonce_too_high"),
+        (wish(ANN, 2, fee=101), "replacement_underpriced"),
+        (wish(ANN, 3, fee=201), "insufficient_funds"),
+        (wish(BEN, 0, fee=79), "fee_cap_too_low"),
+    ):
+        with pytest.raises(InvalidTransaction) as error:
+            world.pool.screen(checked.transaction, fee_floor=80)
+        assert error.value.code == code
+    world.pool.add(wish(ANN, 3))
+    with pytest.raises(InvalidTransaction) as error:
+        world.pool.screen(wish(ANN, 4, fee=1).transaction)
+    assert error.value.code == "sender_limit"
+
+
 def test_the_tip_is_what_the_cap_leaves_above_the_base_fee() -> None:
     world = World()
     capped, honest, poor = (
@@ -403,10 +426,12 @@ class Model(RuleBasedStateMachine):
         nonce = max(0, self.world.account(sender).nonce + ahead)
         checked = wish(sender, nonce, fee, tip, value, size)
         last, worth = self.ends()
+        screened = self.screened(checked)
         try:
             added = self.world.pool.add(checked)
         except InvalidTransaction:
             return
+        assert screened is None, "what is admitted passed before its payload was read"
         for gone in (added.replaced, added.evicted):
             if gone is not None:
                 self.forget(gone)
@@ -422,6 +447,14 @@ class Model(RuleBasedStateMachine):
         assert (sender, nonce) not in self.inside
         self.inside[sender, nonce] = checked
         self.arrived.append(checked)
+
+    def screened(self, checked: Checked) -> str | None:
+        """The reason for which a transaction is refused before its payload is read."""
+        try:
+            self.world.pool.screen(checked.transaction)
+        except InvalidTransaction as error:
+            return error.code
+        return None
 
     def ends(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
         """The last nonce of each sender, and the lowest price up to there; -1 behind a gap."""
