@@ -81,13 +81,13 @@ from tasks.ledger.settlement import (
 )
 from tasks.ledger.trial_transitions import trial_rules
 from tasks.ledger.verification import (
-    decline_seat,
     demand,
     on_window_due,
     open_window,
     reveal,
     seal,
 )
+from tasks.ledger.window_draws import decline_seat
 from tasks.proofs import (
     WindowProof,
 )

@@ -83,7 +83,7 @@ from tasks.ledger import (
     settlement,
     transitions,
     trials,
-    verification,
+    window_draws,
 )
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
@@ -303,8 +303,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "events_per_block_max": block_end.EVENTS_PER_BLOCK_MAX,
         "events_per_draw": block_end.EVENTS_PER_DRAW,
         "lots_per_block": draws.LOTS_PER_BLOCK,
-        "wait_doublings_max": verification.WAIT_DOUBLINGS_MAX,
-        "gas_waits_max": verification.GAS_WAITS_MAX,
+        "wait_doublings_max": window_draws.WAIT_DOUBLINGS_MAX,
+        "gas_waits_max": window_draws.GAS_WAITS_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,
         "channel_life_ms": relay_receipts.CHANNEL_LIFE_MS,

@@ -12,6 +12,7 @@ import trio.testing
 import node.market.blobs
 import node.market.duties
 import node.market.inputs
+import p2p.blob.transfer
 from node.home.options import UploadOptions
 from node.market.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
 from node.market.inputs import inputs_limit
@@ -51,6 +52,7 @@ async def test_results_and_data_sets_come_from_the_network_by_the_task_that_name
 ) -> None:
     monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
     monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
+    monkeypatch.setattr(p2p.blob.transfer, "_MANIFEST_S", 1.0)  # the requester has no machine: it never answers
     world = World(tmp_path)
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     server = Machine(world, 3, "verify")
