@@ -9,7 +9,6 @@ from typing import Final, get_type_hints
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasks.ledger.window_draws import USED_MAX_TO_DECLINE
 
 from billing import escrow
 from billing.escrow import OWNERS_PAGE_MAX, Movement, Pool, Purpose, Vault, add_earnings
@@ -26,6 +25,7 @@ from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeSt
 from tasks.ledger.serving import ENLARGED_JURY
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK
+from tasks.ledger.window_draws import USED_MAX_TO_DECLINE
 from tasks.programs.divergence import Divergence
 from tasks.proofs import CUSTODY_SIZE_LIMIT, SAMPLED_MAX, Code, Finding
 from tasks.spec import SEGMENTS_MAX

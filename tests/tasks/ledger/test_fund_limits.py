@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasks.ledger.window_draws import GAS_WAITS_MAX, WAIT_DOUBLINGS_MAX
 
 from billing.escrow import Movement, Pool, Purpose, Vault
 from state.transition.rules import BlockContext
@@ -48,6 +47,7 @@ from tasks.ledger.queries import Action, WorkDuty
 from tasks.ledger.records import load_window, save_window
 from tasks.ledger.registry import NodeRole, grown, require_node, save_node, stake_as_of
 from tasks.ledger.transitions import UPDATE_NODE, node_payload
+from tasks.ledger.window_draws import GAS_WAITS_MAX, WAIT_DOUBLINGS_MAX
 from tests.tasks.ledger.test_verification import market
 from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
 
