@@ -43,6 +43,8 @@ from tasks.kinds.container import (
     check_container,
 )
 from tasks.kinds.decoder import DECODER_FIELDS, DECODER_NAMES, DecoderPart, TextRows
+from tasks.kinds.embed import EMBED_FIELDS, KIND_EMBED, EmbedPart
+from tasks.kinds.evaluate import EVALUATE_FIELDS, EVALUATE_NAMES, KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, Found, KindFields, fields_by_name, read_fields
 from tasks.kinds.finetune import (
     FINETUNE_FIELDS,
@@ -59,6 +61,8 @@ from tasks.programs.program import Program, SourceKind
 __all__ = [
     "GPUS_MAX",
     "KIND_CONTAINER",
+    "KIND_EMBED",
+    "KIND_EVALUATE",
     "KIND_FINETUNE",
     "KIND_GENERATE",
     "KIND_TRAIN",
@@ -75,6 +79,8 @@ __all__ = [
     "ContainerPart",
     "Dataset",
     "DecoderPart",
+    "EmbedPart",
+    "EvaluatePart",
     "FinetunePart",
     "GeneratePart",
     "JobSpec",
@@ -147,7 +153,7 @@ class Requirements(NamedTuple):
     rate_min: int
 
 
-Part = ClassifierPart | ContainerPart | DecoderPart | FinetunePart | GeneratePart
+Part = ClassifierPart | ContainerPart | DecoderPart | FinetunePart | GeneratePart | EmbedPart | EvaluatePart
 
 
 class JobSpec(NamedTuple):
@@ -170,7 +176,7 @@ class JobSpec(NamedTuple):
     match_ms: int
 
     @property
-    def dataset(self) -> Dataset | TextRows | RowSet | PromptSet:
+    def dataset(self) -> Dataset | TextRows | RowSet | PromptSet | LabelledRows:
         """The rows that the job reads."""
         return self.part.dataset
 
@@ -222,7 +228,7 @@ class JobSpec(NamedTuple):
 
     def adapter_root(self) -> bytes:
         """Return the root of the state with the model's adapters; empty if it has none."""
-        adapter = self.part.adapter if isinstance(self.part, GeneratePart) else None
+        adapter = self.part.adapter if isinstance(self.part, GeneratePart | EvaluatePart) else None
         return b"" if adapter is None else adapter.root
 
     @property
@@ -388,6 +394,8 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
         KIND_FINETUNE: _Kind(_FIELDS.with_more(FINETUNE_FIELDS, _PART_AT), FinetunePart, FINETUNE_NAMES),
         KIND_GENERATE: _Kind(_FIELDS.with_more(GENERATE_FIELDS, _PART_AT), GeneratePart, GENERATE_NAMES),
         KIND_CONTAINER: _Kind(_FIELDS.with_more(CONTAINER_FIELDS, _PART_AT), ContainerPart, CONTAINER_NAMES),
+        KIND_EMBED: _Kind(_FIELDS.with_more(EMBED_FIELDS, _PART_AT), EmbedPart, ()),
+        KIND_EVALUATE: _Kind(_FIELDS.with_more(EVALUATE_FIELDS, _PART_AT), EvaluatePart, EVALUATE_NAMES),
     }
 )
 _DECODER: Final = _Kind(_FIELDS.with_more(DECODER_FIELDS, _PART_AT), DecoderPart, DECODER_NAMES)

@@ -156,8 +156,8 @@ def _elementwise(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
     kind = TensorType(ElementType.BINARY64, *shape)
     values = arrays.load(_fractions(shape))
     for name, count in (
-        ("add", 2), ("bound", 1), ("divide", 2), ("exp", 1), ("log", 1), ("multiply", 2), ("select", 3),
-        ("square_root", 1), ("store", 1), ("subtract", 2), ("transpose", 1),
+        ("add", 2), ("bound", 1), ("divide", 2), ("erf", 1), ("exp", 1), ("log", 1), ("multiply", 2),
+        ("select", 3), ("square_root", 1), ("store", 1), ("subtract", 2), ("transpose", 1),
     ):  # fmt: skip
         attributes = {"bound": (0,), "store": (100,)}.get(name, ())
         yield _Case(name, shape, (kind,) * count, (values,) * count, attributes)

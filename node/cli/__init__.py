@@ -86,7 +86,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "api": ("node.cli.api:api", "Serve jobs to programs that speak the OpenAI wire format."),
     "templates": ("node.cli.templates:templates", "List job files to begin with, one for each kind of job."),
     "workflow": ("node.cli.workflows:workflow", "Follow and cancel the tasks of a file with an array or steps."),
-    "verify": ("node.cli.verify:verify", "Check a folder of adapters or of a model against its task."),
+    "verify": ("node.cli.verify:verify", "Check the folder of a result against its task."),
     "model": ("node.cli.model:model", "Add, list and remove the models that job files name."),
     "blob": ("node.cli.blobs:blob", "Upload data sets and download bulk data."),
     "worker": ("node.cli.workers:worker", "Register this machine as a worker and list the market's machines."),

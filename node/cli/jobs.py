@@ -27,6 +27,8 @@ from tasks.kinds.container import (
     Storage,
 )
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
+from tasks.kinds.embed import KIND_EMBED, EmbedPart, Pooling
+from tasks.kinds.evaluate import KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.kinds.finetune import (
     KIND_FINETUNE,
     MODEL_LLAMA,
@@ -189,17 +191,13 @@ def _frozen(top: Mapping[str, Any]) -> BaseModel:
 
 
 def _generated(top: Mapping[str, Any]) -> GeneratePart:
-    dataset = _fields(top["dataset"], "dataset", set(PromptSet._fields))
     names, more = Decoding._fields[:-SAMPLING_FIELDS], Decoding._fields[-SAMPLING_FIELDS:]
     decoding = _fields(top["decoding"], "decoding", set(names), optional=set(more))
     if not isinstance(decoding["ends"], list):
         raise ConfigError("decoding.ends: not a list of tokens")
     return GeneratePart(
         _frozen(top),
-        PromptSet(
-            _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
-            *_numbers(top, "dataset", PromptSet._fields[2:]),
-        ),
+        _prompts(top),
         _number(top["batch"], "batch"),
         Decoding(
             _text(decoding["name"], "decoding.name"), _number(decoding["new_tokens"], "decoding.new_tokens"),
@@ -220,6 +218,33 @@ def _adapter(value: Any) -> TunedAdapter:
         tuple(_text(target, "adapter.targets") for target in found["targets"]),
         _number(found["step"], "adapter.step"), _number(found["layout"], "adapter.layout"),
     )  # fmt: skip
+
+
+def _prompts(top: Mapping[str, Any]) -> PromptSet:
+    dataset = _fields(top["dataset"], "dataset", set(PromptSet._fields))
+    return PromptSet(
+        _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
+        *_numbers(top, "dataset", PromptSet._fields[2:]),
+    )  # fmt: skip
+
+
+def _embedded(top: Mapping[str, Any]) -> EmbedPart:
+    pooling = _fields(top["pooling"], "pooling", set(Pooling._fields))
+    normalised = _number(pooling["normalised"], "pooling.normalised")
+    return EmbedPart(
+        _frozen(top), _prompts(top), _number(top["batch"], "batch"),
+        Pooling(_text(pooling["name"], "pooling.name"), normalised),
+    )  # fmt: skip
+
+
+def _evaluated(top: Mapping[str, Any]) -> EvaluatePart:
+    dataset = _fields(top["dataset"], "dataset", set(LabelledRows._fields))
+    rows = LabelledRows(
+        _hash(dataset["blob"], "dataset.blob"), _hash(dataset["root"], "dataset.root"),
+        *_numbers(top, "dataset", LabelledRows._fields[2:]),
+    )  # fmt: skip
+    adapter = None if top["adapter"] is None else _adapter(top["adapter"])
+    return EvaluatePart(_frozen(top), rows, _number(top["batch"], "batch"), adapter)
 
 
 _CLASSIFIED: Final = (ClassifierPart._fields, _classified)
@@ -271,6 +296,8 @@ _PARTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], 
     KIND_FINETUNE: (FinetunePart._fields, _tuned),
     KIND_GENERATE: (GeneratePart._fields, _generated),
     KIND_CONTAINER: (ContainerPart._fields, _contained),
+    KIND_EMBED: (EmbedPart._fields, _embedded),
+    KIND_EVALUATE: (EvaluatePart._fields, _evaluated),
 }
 """Fields that a kind has of its own, and what reads them."""
 

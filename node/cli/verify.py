@@ -1,4 +1,4 @@
-"""``dekube verify``: whether a folder of adapters or of a model holds what a task's workers proved."""
+"""``dekube verify``: whether the folder of a result holds what a task's workers proved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from tasks.spec import JobSpec
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from rpc.client import Client
+    from rpc.client.results import Task
     from tasks.models.adapters import Receipt
+    from tasks.models.row_results import RowReceipt
 
     AnyReceipt: TypeAlias = Receipt | TrainedReceipt
 
@@ -42,7 +45,7 @@ _STATE: Final = PathName(exists=True, dir_okay=False)
 @click.option("--offline", is_flag=True, help="Ask no node: check the files against the receipt alone.")
 @json_option
 def verify(session: Session, folder: Path, state: Path | None, offline: bool, as_json: bool) -> None:
-    """Check a folder of adapters or of a model against its task.
+    """Check the folder of a result against its task.
 
     The files must give the state root of the receipt, byte for byte. The node must show
     a final window of the task with this root. The task must name the same model and rows.
@@ -51,6 +54,11 @@ def verify(session: Session, folder: Path, state: Path | None, offline: bool, as
     Example:
       dekube verify my-adapters
     """
+    if _is_by_row(folder):
+        if state is not None:
+            raise click.UsageError("--state is for a folder of adapters or of a model")
+        _verify_rows(session, folder, offline=offline, as_json=as_json)
+        return
     receipt, names = _receipt_of(folder)
     if state is not None:
         _compare(receipt, state)
@@ -89,6 +97,59 @@ def read_folder(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
     return {name: _read(folder / name) for name in names if (folder / name).exists()}
 
 
+def _is_by_row(folder: Path) -> bool:
+    """Tell whether the receipt of a folder is of vectors or losses."""
+    from tasks.models.receipts import RECEIPT
+    from tasks.models.row_results import is_of_rows
+
+    place = folder / RECEIPT
+    return place.exists() and is_of_rows(_read(place))
+
+
+def _verify_rows(session: Session, folder: Path, *, offline: bool, as_json: bool) -> None:
+    """Check a folder of vectors or losses."""
+    from tasks.models.row_results import FILES, check_row_folder
+
+    names = {name for known in FILES.values() for name in known}
+    receipt = check_row_folder(read_folder(folder, names))
+    if offline:
+        refuse_given(("--home", "--rpc"), "--offline asks no node")
+    window = None
+    if not offline:
+        task_id = _named_task(receipt.task)
+        with session.client() as client:
+            if spec_of(_known_task(client, task_id)) != receipt.spec:
+                raise FolderInvalid("the task is another job than the receipt says")
+            window = matching_window(receipt, client.task_windows(task_id))
+    known = FILES[receipt.spec.kind]
+    answer: dict[str, Any] = {
+        "folder": str(folder),
+        "kind": receipt.spec.kind,
+        "step": receipt.step,
+        "state_root": hexed(receipt.state_root),
+        "model_root": hexed(receipt.spec.model_root()),
+        "rows_root": hexed(receipt.spec.dataset.root),
+        "task": None if receipt.task is None else hexed(receipt.task),
+        "window": window,
+        "proved": window is not None,
+        "not_checked": sorted(path.name for path in folder.iterdir() if path.name not in known),
+    }
+    show_fields(answer, as_json=as_json, title="Folder")
+
+
+def _named_task(task: bytes | None) -> bytes:
+    if task is None:
+        raise FolderInvalid("the receipt names no task", remedy="Use --offline to check the files alone")
+    return task
+
+
+def _known_task(client: Client, task: bytes) -> Task:
+    found = client.task(task)
+    if found is None:
+        raise FolderInvalid(f"the node knows no task {hexed(task)}", remedy="Check --rpc")
+    return found
+
+
 def _read(path: Path) -> bytes:
     content = read_bounded(path, FILE_BYTES_MAX)
     if len(content) > FILE_BYTES_MAX:
@@ -117,14 +178,10 @@ def _compare(receipt: AnyReceipt, file: Path) -> None:
 
 def _proved(session: Session, receipt: AnyReceipt) -> int:
     """Return the window of the task whose result the folder is. Raises FolderInvalid."""
-    if receipt.task is None:
-        raise FolderInvalid("the receipt names no task", remedy="Use --offline to check the files alone")
+    task_id = _named_task(receipt.task)
     with session.client() as client:
-        task = client.task(receipt.task)
-        if task is None:
-            raise FolderInvalid(f"the node knows no task {hexed(receipt.task)}", remedy="Check --rpc")
-        check_spec(receipt, spec_of(task))
-        return matching_window(receipt, client.task_windows(receipt.task))
+        check_spec(receipt, spec_of(_known_task(client, task_id)))
+        return matching_window(receipt, client.task_windows(task_id))
 
 
 def check_spec(receipt: AnyReceipt, spec: JobSpec) -> None:
@@ -143,7 +200,7 @@ def check_spec(receipt: AnyReceipt, spec: JobSpec) -> None:
         raise FolderInvalid("the task has other adapters than the receipt")
 
 
-def matching_window(receipt: AnyReceipt, windows: Iterable[Window]) -> int:
+def matching_window(receipt: AnyReceipt | RowReceipt, windows: Iterable[Window]) -> int:
     """Return the final window that leaves the state of a receipt. Raises FolderInvalid if there is none."""
     for window in windows:
         proof = window.proof

@@ -416,6 +416,34 @@ def _generate(
     return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
 
 
+def _embed(
+    core: Core, /, key: SecretKey, *, model: str | Path, data: str | Path | Sequence[Mapping[str, object]],
+    budget: int | None = None, max_price: int | None = None, seed: bytes | None = None,
+    custody: bool | None = None, control: Path | None = None, anyway: bool = False,
+    progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Make a vector of each text with a model; return the task when it is final. Arguments are as of ``finetune``.
+
+    Rows have ``text`` or ``input_ids``. ``result(task).vectors()`` gives the vectors.
+    """
+    wanted = _Wanted("embed", model, data, budget, max_price, seed, custody)
+    return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
+
+
+def _evaluate(
+    core: Core, /, key: SecretKey, *, model: str | Path, data: str | Path | Sequence[Mapping[str, object]],
+    budget: int | None = None, max_price: int | None = None, seed: bytes | None = None,
+    custody: bool | None = None, control: Path | None = None, anyway: bool = False,
+    progress: Progress | None = None, **fields: object,
+) -> Flow[CreatedTask]:  # fmt: skip
+    """Compute the loss of a model on rows; return the task when it is final. Arguments are as of ``finetune``.
+
+    ``result(task).evaluation()`` gives the losses.
+    """
+    wanted = _Wanted("evaluate", model, data, budget, max_price, seed, custody)
+    return (yield from _make_and_post(core, key, wanted, fields, control, progress, anyway=anyway))
+
+
 class _Wanted(NamedTuple):
     kind: str
     model: str | Path | None
@@ -498,4 +526,6 @@ class JobApi:
     generate = FlowMethod(_generate)
     run_container = FlowMethod(_run_container)
     container_result = FlowMethod(ask_container)
+    embed = FlowMethod(_embed)
+    evaluate = FlowMethod(_evaluate)
     put_contents = FlowMethod(put_contents)

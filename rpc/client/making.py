@@ -9,23 +9,29 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rpc.client.containers import ContainerJob, make_container
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.kinds.embed import KIND_EMBED
+from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
+from tasks.models.embedding import EmbeddingJob, make_embedding
+from tasks.models.evaluating import EvaluatingJob, make_evaluating
 from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
-from tasks.models.opening import open_model
+from tasks.models.opening import open_embedder, open_model
 from tasks.models.rows import FILE_BYTES_MAX
 from tasks.models.training import TrainingJob, make_training
 from tasks.requests.containing import ContainerRequest
+from tasks.requests.embedding import EmbeddingRequest
 from tasks.requests.errors import RequestInvalid
+from tasks.requests.evaluating import EvaluatingRequest
 from tasks.requests.generating import GeneratingRequest
 from tasks.requests.training import BYTES, TrainingRequest
 from tasks.requests.tuning import TuningRequest
 
 __all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned", "file_of"]
 
-MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob
+MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob | EmbeddingJob | EvaluatingJob
 
 
 class JobTerms(NamedTuple):
@@ -101,10 +107,23 @@ def _containing(request: ContainerRequest, _rows: bytes, _tuned: Tuned | None, t
     return make_container(request, max_price=terms.max_price, match_ms=terms.match_ms)
 
 
+def _embedding(request: EmbeddingRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> EmbeddingJob:
+    with open_embedder(Path(request.model)) as opened:
+        return make_embedding(opened, rows, request.settings, **terms.named)
+
+
+def _evaluating(request: EvaluatingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> EvaluatingJob:
+    with open_model(Path(request.model)) as opened:
+        check_tuned(request.file, request.adapter, tuned)
+        return make_evaluating(opened, rows, request.settings, tuned=tuned, **terms.named)
+
+
 MAKERS: Final[Mapping[str, Maker]] = {
     KIND_TRAIN: _training,
     KIND_FINETUNE: _tuning,
     KIND_GENERATE: _generating,
     KIND_CONTAINER: _containing,
+    KIND_EMBED: _embedding,
+    KIND_EVALUATE: _evaluating,
 }
 """What makes the job of a kind, of a request, its rows, the adapters that it names, and its terms."""

@@ -70,7 +70,10 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tasks.engines.state import TrainingState
+    from tasks.models.row_results import Evaluation
     from tasks.spec import JobSpec
 
 __all__ = [
@@ -162,6 +165,21 @@ class TaskResult:
         except DatasetInvalid as error:
             raise ResultMismatch(f"the prompts are not those that the job names: {error}") from None
         return completions(plan.shape, read_rows(plan.shape, self.dataset), self.state)
+
+    def vectors(self) -> np.ndarray:
+        """Return the vector of each text that is done, a row of float32 each.
+
+        Raises UnsupportedJob for another kind of job.
+        """
+        from tasks.models.row_results import vectors_of
+
+        return vectors_of(self.spec, self.state)
+
+    def evaluation(self) -> Evaluation:
+        """Return the loss of each row that is done. Raises UnsupportedJob for another kind of job."""
+        from tasks.models.row_results import evaluation_of
+
+        return evaluation_of(self.spec, self.state)
 
 
 # Questions

@@ -6,6 +6,7 @@ works on untrusted data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -15,9 +16,12 @@ from state.primitives.hashing import HASH_BYTES
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.decoder_plan import DecoderPlan
+from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.evaluation_plan import EvaluationPlan
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
+from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.linking import Links, RunLinks, links_from, links_to_value, run_links_from
@@ -55,8 +59,11 @@ FRAME_ITEMS_MAX: Final = 32
 STATE_SENT_BYTES_MAX: Final = 1 << 28
 """State of an order, with all that is small in it."""
 TEXT_MAX: Final = 400
-FrozenPlan: TypeAlias = TuningPlan | GeneratingPlan
+FrozenPlan: TypeAlias = TuningPlan | GeneratingPlan | PassPlan
 """Of a job with a frozen model."""
+RunPlan: TypeAlias = TrainingPlan | DecoderPlan | FrozenPlan
+_PASSES: Final[Mapping[int, type[EmbeddingPlan] | type[EvaluationPlan]]] = {4: EmbeddingPlan, 6: EvaluationPlan}
+"""Plans that pass once over rows, by the number that stands in a job's bytes."""
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
@@ -68,7 +75,7 @@ _TRAIN, _CANCEL, _PLAY, _MORE_MOVES, _RUN_LINKS = 1, 2, 3, 4, 5
 class Job:
     """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
 
-    plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan
+    plan: RunPlan
     dataset_root: bytes
     init_root: bytes
     total_steps: int
@@ -82,11 +89,11 @@ class Job:
     def __post_init__(self) -> None:
         if len(self.dataset_root) != 32 or len(self.init_root) != 32:
             raise UnsupportedJob("roots of 32 bytes")
-        adapter = self.plan.shape.adapter if isinstance(self.plan, GeneratingPlan) else None
-        frozen = frozen_bytes(self.plan.shape.model, adapter) if isinstance(self.plan, FrozenPlan) else 0
+        is_tuned = isinstance(self.plan, GeneratingPlan | PassPlan) and self.plan.adapter_plan is not None
+        frozen = model_size(self.plan) if isinstance(self.plan, FrozenPlan) else 0
         if len(self.model_root) != (HASH_BYTES if frozen else 0):
             raise UnsupportedJob("a root of a model where there is one")
-        if len(self.adapter_root) != (0 if adapter is None else HASH_BYTES):
+        if len(self.adapter_root) != (HASH_BYTES if is_tuned else 0):
             raise UnsupportedJob("a root of adapters where there are some")
         if frozen > MODEL_SENT_BYTES_MAX:
             raise UnsupportedJob(f"this executor takes models of {MODEL_SENT_BYTES_MAX} bytes at most")
@@ -141,6 +148,9 @@ class Job:
                 [trained.batch, trained.length, trained.rows, trained.train_rows], *_rates_value(plan.rates),
                 plan.seed, *rest,
             ])  # fmt: skip
+        if isinstance(plan, PassPlan):
+            number = next(number for number, kind in _PASSES.items() if isinstance(plan, kind))
+            return encode([number, plan.to_value(), plan.seed, self.model_root, self.adapter_root, *rest])
         shape, rates = plan.shape, plan.rates
         return encode([
             2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
@@ -214,8 +224,21 @@ class Job:
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
                 return cls(DecoderPlan(trained, rates, seed), dataset_root, init_root, total, segment, window)
+            case [
+                int(number), list(shape_value), bytes(seed), bytes(model_root), bytes(adapter_root),
+                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
+            ] if number in _PASSES:  # fmt: skip
+                passed = _PASSES[number].from_value(shape_value, seed)
+                return cls(passed, dataset_root, init_root, total, segment, window, model_root, adapter_root)
             case _:
                 raise DecodeError("not a job")
+
+
+def model_size(plan: FrozenPlan) -> int:
+    """Return the bytes of a job's frozen model, without adapters."""
+    if isinstance(plan, PassPlan):
+        return plan.model_bytes
+    return frozen_bytes(plan.shape.model, plan.shape.adapter if isinstance(plan, GeneratingPlan) else None)
 
 
 def _llama(fields: list[Any]) -> LlamaShape:
@@ -429,7 +452,7 @@ def parent_frame_limit() -> int:
     return DATASET_BLOB_BYTES_MAX + STATE_SENT_BYTES_MAX + MOVES_LIMIT_BYTES
 
 
-def child_frame_limit(plan: TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan) -> int:
+def child_frame_limit(plan: RunPlan) -> int:
     """Return the size that no frame from a process running ``plan`` exceeds."""
     return SMALL_FRAME_BYTES + plan.state_limit_bytes
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
@@ -55,7 +56,7 @@ class Needs(NamedTuple):
 
 
 @lru_cache(maxsize=PEAKS_HELD_MAX)
-def _peak_values(plan: DecoderPlan | TuningPlan | GeneratingPlan) -> int:
+def _peak_values(plan: DecoderPlan | TuningPlan | GeneratingPlan | PassPlan) -> int:
     return peak_values(plan.program)
 
 
@@ -82,6 +83,8 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
         passed = max(largest, min(largest * shape.places, PASS_VALUES_MAX))
         step = _peak_values(plan) + plan.parameters
         process = MODEL_COPIES * inputs + PASS_BYTES * passed + STEP_BYTES * step
+    elif isinstance(plan, PassPlan):
+        process, parameters = MODEL_COPIES * inputs + STEP_BYTES * (_peak_values(plan) + plan.parameters), 0
     else:
         raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     return Needs(

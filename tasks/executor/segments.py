@@ -10,6 +10,7 @@ from tasks.engines.datasets import Dataset
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import DatasetInvalid, StateInvalid
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.pass_plan import PassPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.loading import contents_of, rows_of
@@ -27,7 +28,7 @@ def make_player(arrays: Arrays, order: Play, on_step: Callable[[int], None]) -> 
     spec, plan = order.spec, order.spec.plan()
     data: Mapping[str, bytes]
     model: Mapping[str, bytes] = {}
-    if isinstance(plan, TuningPlan | GeneratingPlan):
+    if isinstance(plan, TuningPlan | GeneratingPlan | PassPlan):
         roots = {
             "dataset_root": spec.dataset.root, "root_of_model": spec.model_root(),
             "root_of_adapter": spec.adapter_root(),

@@ -19,6 +19,7 @@ from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
+from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
@@ -173,6 +174,8 @@ def start_root(plan: JobPlan) -> bytes:
         from tasks.engines.training import initial_state
 
         return initial_state(plan).root(plan)
+    if isinstance(plan, PassPlan):
+        return plan.first_state().root(plan)
     if isinstance(plan, GeneratingPlan):
         from tasks.engines import generating
 

@@ -34,7 +34,10 @@ from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes, weight
 from tasks.programs.sampling import Sampling
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
-__all__ = ["AskedModel", "GeneratingJob", "GeneratingSettings", "TrainedModel", "Tuned", "make_generating"]
+__all__ = [
+    "AskedModel", "GeneratingJob", "GeneratingSettings", "TrainedModel", "Tuned", "make_generating",
+    "tuned_adapter",
+]  # fmt: skip
 
 BATCH_WANTED: Final = 8
 """Rows that are decoded together at most, where nobody says how many."""
@@ -140,7 +143,7 @@ def make_generating(
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
     shape, tokens = opened.shape, LazyTokens(opened)
-    adapter = None if tuned is None else _adapter(tuned)
+    adapter = None if tuned is None else tuned_adapter(tuned)
     if isinstance(opened, TrainedModel):
         tuned, adapter = opened.tuned, _whole(opened.tuned)
     if (size := frozen_bytes(shape, None if adapter is None else Adapter(*adapter[2:]))) > MODEL_SENT_BYTES_MAX:
@@ -183,7 +186,7 @@ def make_generating(
     return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *told), state)
 
 
-def _adapter(tuned: Tuned) -> TunedAdapter:
+def tuned_adapter(tuned: Tuned) -> TunedAdapter:
     """Return the adapters that a task has left. Raises UnsupportedJob."""
     part = tuned.spec.part
     if not isinstance(part, FinetunePart):

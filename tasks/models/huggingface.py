@@ -20,8 +20,8 @@ from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.operators.scalars import NANO
 
 __all__ = [
-    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "ends_of", "place_of",
-    "shards_of",
+    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "Settings", "ends_of", "place_of",
+    "read_settings", "shards_of",
 ]  # fmt: skip
 
 CONFIG: Final = "config.json"
@@ -51,7 +51,8 @@ _SHARD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.safetensors")
 _ONE_PLACE: Final = "Take all files of the model from one place"
 
 
-def _object(name: str, data: bytes, limit: int) -> dict[str, Any]:
+def read_settings(name: str, data: bytes, limit: int) -> dict[str, Any]:
+    """Return the object of a JSON file. Raises ModelInvalid."""
     if len(data) > limit:
         raise ModelInvalid(f"a file of {len(data)} bytes, at most {limit}", file=name)
     try:
@@ -65,7 +66,7 @@ def _object(name: str, data: bytes, limit: int) -> dict[str, Any]:
 
 def shards_of(index: bytes) -> dict[str, frozenset[str]]:
     """Return the names of the files that an index names, each with its tensors. Raises ModelInvalid."""
-    places = _object(INDEX, index, INDEX_BYTES_MAX).get("weight_map")
+    places = read_settings(INDEX, index, INDEX_BYTES_MAX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelInvalid("weight_map is not an object of tensors and files", file=INDEX)
     found = dict[str, set[str]]()
@@ -82,7 +83,7 @@ def ends_of(*settings: tuple[str, bytes]) -> frozenset[int]:
     """Return the tokens that end a completion, from files of settings, each with its name. Raises ModelInvalid."""
     found = set[int]()
     for name, data in settings:
-        value = _object(name, data, CONFIG_BYTES_MAX).get("eos_token_id")
+        value = read_settings(name, data, CONFIG_BYTES_MAX).get("eos_token_id")
         tokens = value if isinstance(value, list) else [] if value is None else [value]
         if len(tokens) > ENDS_MAX or not all(type(token) is int and token >= 0 for token in tokens):
             raise ModelInvalid("eos_token_id is neither a token nor a list of tokens", file=name)
@@ -111,7 +112,7 @@ class Checkpoint:
                 if tensor in self._of:
                     raise ModelInvalid(f"tensor {tensor} is in {self._of[tensor]} as well", file=name)
                 self._of[tensor] = name
-        self.shape: Final = _shape(_object(CONFIG, config, CONFIG_BYTES_MAX), self._of)
+        self.shape: Final = _shape(read_settings(CONFIG, config, CONFIG_BYTES_MAX), self._of)
         """Shape of the model."""
         self._places = places_of(self.shape, place_of)
         self._check_rest()
@@ -172,19 +173,22 @@ def place_of(name: str) -> str:
     return f"model.layers.{layer}.{module}.{end}"
 
 
-class _Settings:
+class Settings:
     """The settings of config.json, each read with its type."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     def __contains__(self, key: str) -> bool:
+        """Tell whether a setting is there."""
         return key in self._values
 
     def get(self, key: str) -> Any:
+        """Return a setting, None if it is not there."""
         return self._values.get(key)
 
     def number(self, key: str, otherwise: int | None = None) -> int:
+        """Return a positive integer. Raises ModelInvalid."""
         value = self._values.get(key)
         if value is None:
             value = otherwise
@@ -193,6 +197,7 @@ class _Settings:
         return value
 
     def truth(self, key: str) -> bool:
+        """Return a truth value, false if it is not there. Raises ModelInvalid."""
         value = self._values.get(key, False)
         if type(value) is not bool:
             raise ModelInvalid(f"{key} is neither true nor false", file=CONFIG)
@@ -206,7 +211,7 @@ class _Settings:
             raise ModelUnsupported(f"{key} {str(value)[:40]!r} is not supported{hint}", file=CONFIG)
 
 
-def _rotary_base(settings: _Settings) -> int:
+def _rotary_base(settings: Settings) -> int:
     """Return the base of rotary positions, of which two forms are in use. Raises ModelUnsupported if scaled."""
     base = settings.get("rope_theta")
     for key in ("rope_scaling", "rope_parameters"):
@@ -215,7 +220,7 @@ def _rotary_base(settings: _Settings) -> int:
             continue
         if not isinstance(found, dict):
             raise ModelInvalid(f"{key} is not an object", file=CONFIG)
-        inner = _Settings(found)
+        inner = Settings(found)
         inner.refuse("rope_type", "default")
         inner.refuse("type", "default")
         inner.refuse("partial_rotary_factor", 1, 1.0)
@@ -229,7 +234,7 @@ def _rotary_base(settings: _Settings) -> int:
     return int(base)
 
 
-def _epsilon_nano(settings: _Settings) -> int:
+def _epsilon_nano(settings: Settings) -> int:
     value = settings.get("rms_norm_eps")
     if type(value) not in (int, float) or not 0 < value <= 1:
         raise ModelInvalid("rms_norm_eps is not a number between 0 and 1", file=CONFIG)
@@ -239,7 +244,7 @@ def _epsilon_nano(settings: _Settings) -> int:
     return found
 
 
-def _context(settings: _Settings, kind: str) -> int:
+def _context(settings: Settings, kind: str) -> int:
     """Return the longest row. Positions attend to all before them, so a sliding window bounds it."""
     context = settings.number("max_position_embeddings")
     if kind == "qwen2" and not settings.truth("use_sliding_window"):
@@ -251,7 +256,7 @@ def _context(settings: _Settings, kind: str) -> int:
 
 
 def _shape(values: Mapping[str, Any], tensors: Mapping[str, str]) -> LlamaShape:
-    settings = _Settings(values)
+    settings = Settings(values)
     kind = settings.get("model_type")
     if kind not in _KINDS:
         raise ModelUnsupported(

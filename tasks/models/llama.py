@@ -22,7 +22,9 @@ from tasks.programs.tensors import ElementType, TensorType
 __all__ = [
     "Model",
     "TensorSource",
+    "contents_of",
     "frozen",
+    "frozen_tensor",
     "frozen_tensors",
     "gguf_place",
     "model_from_gguf",
@@ -62,8 +64,12 @@ class Model:
 
     def contents(self) -> dict[str, bytes]:
         """Return the bytes of every tensor, as programs and roots take them."""
-        kinds = weight_tensors(self.shape)
-        return {name: self.tensors[name].astype(_CODES[kind.element]).tobytes() for name, kind in kinds.items()}
+        return contents_of(weight_tensors(self.shape), self.tensors)
+
+
+def contents_of(kinds: Mapping[str, TensorType], tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """Return the bytes of frozen tensors, as programs and roots take them."""
+    return {name: tensors[name].astype(_CODES[kind.element]).tobytes() for name, kind in kinds.items()}
 
 
 def frozen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,14 +140,18 @@ def frozen_tensors(
     for name, place in places.items():
         turned = rotated_heads(shape, name.split("/")[-1].removesuffix("_bias")) if interleaved else None
         try:
-            yield from _frozen_tensor(name, kinds[name], source, place, turned, notes)
+            yield from frozen_tensor(name, kinds[name], source, place, turned, notes)
         except ModelInvalid as error:
             raise error.within(source.file(place)) from None
 
 
-def _frozen_tensor(
+def frozen_tensor(
     name: str, kind: TensorType, source: TensorSource, place: str, turned: int | None, notes: list[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield a weight and its exponents, or a vector; ``turned`` are heads whose rotated pairs lie side by side.
+
+    Raises ModelInvalid.
+    """
     size, tiny = source.size(place), 0
     if size is None:
         raise ModelInvalid(f"tensor {place} is missing", remedy=_WHOLE)

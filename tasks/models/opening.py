@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tasks.models.encoders import ENCODER, EncoderFiles, FrozenModel, TextTokens, encoder_tokens, pooling_of
 from tasks.models.errors import ModelError, ModelInvalid
 from tasks.models.gguf import read_gguf
 from tasks.models.huggingface import (
@@ -22,14 +23,20 @@ from tasks.models.huggingface import (
     WEIGHTS,
     Checkpoint,
     ends_of,
+    read_settings,
     shards_of,
 )
 from tasks.models.llama import Model, model_from_gguf, shape_of_gguf
 from tasks.models.safetensors import read_safetensors
 from tasks.models.tokens import JSON_BYTES_MAX, Tokeniser, tokeniser_from_gguf, tokeniser_from_json
+from tasks.programs.embed import ModelShape
 from tasks.programs.llama_shape import LlamaShape
 
-__all__ = ["FileContent", "OpenModel", "open_model"]
+__all__ = ["FileContent", "OpenEmbedder", "OpenModel", "open_embedder", "open_model"]
+
+PARTS: Final = "modules.json"
+POOLING: Final = "1_Pooling/config.json"
+"""Files of sentence-transformers: its modules, and what a vector is."""
 
 _FOLDER: Final = f"A folder needs {CONFIG}, {TOKENISER}, and {WEIGHTS} or {INDEX}"
 
@@ -142,3 +149,65 @@ def _named(name: str) -> Iterator[None]:
         yield
     except ModelError as error:
         raise error.within(name) from None
+
+
+@dataclass(frozen=True)
+class OpenEmbedder:
+    """A model that makes vectors of texts. ``pooling`` and ``normalised`` are what its files say."""
+
+    shape: ModelShape
+    load: Callable[[], FrozenModel]
+    tokens: Callable[[], TextTokens]
+    pooling: str
+    normalised: bool
+
+
+class _Plain:
+    """The tokens of a decoder's own tokeniser, with none added."""
+
+    def __init__(self, made: Tokeniser) -> None:
+        self._made = made
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """See TextTokens."""
+        return self._made.encode(text)[:most]
+
+
+@contextmanager
+def open_embedder(path: Path) -> Iterator[OpenEmbedder]:
+    """Open the files of an encoder, or of a decoder of the Llama family. Raises ModelInvalid, ModelUnsupported."""
+    if not path.is_dir() or not _is_encoder(path):
+        with open_model(path) as opened:
+
+            def load() -> FrozenModel:
+                found = opened.load()
+                return FrozenModel(found.shape, found.tensors, found.notes)
+
+            yield OpenEmbedder(opened.shape, load, lambda: _Plain(opened.tokeniser()), "last", True)
+        return
+    with ExitStack() as opened_files:
+        config = _bytes(path / CONFIG, CONFIG_BYTES_MAX, opened_files)
+        with _named(WEIGHTS):
+            weights = read_safetensors(_content(path / WEIGHTS, opened_files))
+        files = EncoderFiles(config, {WEIGHTS: weights})
+        pooling, normalised = "mean", True
+        if (path / POOLING).exists():
+            pooling = pooling_of(_bytes(path / POOLING, CONFIG_BYTES_MAX, opened_files), POOLING)
+            modules = path / PARTS
+            normalised = modules.exists() and b"models.Normalize" in _bytes(
+                modules, CONFIG_BYTES_MAX, opened_files
+            )
+
+        def tokens() -> TextTokens:
+            data = _bytes(path / TOKENISER, JSON_BYTES_MAX, opened_files)
+            with _named(TOKENISER):
+                return encoder_tokens(data, files.shape.vocabulary)
+
+        yield OpenEmbedder(files.shape, files.model, tokens, pooling, normalised)
+
+
+def _is_encoder(folder: Path) -> bool:
+    """Tell whether the settings of a folder are those of an encoder. Raises ModelInvalid."""
+    with ExitStack() as opened:
+        config = _bytes(folder / CONFIG, CONFIG_BYTES_MAX, opened)
+        return read_settings(CONFIG, config, CONFIG_BYTES_MAX).get("model_type") == ENCODER

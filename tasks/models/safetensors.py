@@ -28,7 +28,7 @@ NOTES_MAX: Final = 1 << 8
 NOTE_BYTES_MAX: Final = 1 << 16
 _LENGTH_BYTES: Final = 8
 _NOTES: Final = "__metadata__"
-_SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2}
+_SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 _AGAIN: Final = "The file is damaged: download it again"
 
 
@@ -77,6 +77,8 @@ def _expanded(dtype: str, content: bytes | memoryview) -> np.ndarray:
             return np.frombuffer(content, dtype="<f4").astype(np.float64)
         case "F16":
             return np.frombuffer(content, dtype="<f2").astype(np.float64)
+        case "I64":  # numbers of places, as older encoders keep them
+            return np.frombuffer(content, dtype="<i8").astype(np.float64)
         case _:
             return (np.frombuffer(content, dtype="<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
 

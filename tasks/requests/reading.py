@@ -9,11 +9,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from state.primitives.amounts import format_amount
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.kinds.embed import KIND_EMBED
+from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.requests.arrays import NAME, NAME_LENGTH_MAX, STEPS, STEPS_MAX, Member, members_of, steps_named
 from tasks.requests.containing import ContainerRequest, containing_of
+from tasks.requests.embedding import EmbeddingRequest, embedding_of
 from tasks.requests.errors import RequestInvalid
+from tasks.requests.evaluating import EvaluatingRequest, evaluating_of
 from tasks.requests.fields import JobFields, Place
 from tasks.requests.generating import GeneratingRequest, generating_of
 from tasks.requests.terms import TERMS, Terms, amount_field, terms_of
@@ -27,12 +31,16 @@ __all__ = [
 ]  # fmt: skip
 
 _TERMS: Final = ", ".join(TERMS)
-Request: TypeAlias = TrainingRequest | TuningRequest | GeneratingRequest | ContainerRequest
+Request: TypeAlias = (
+    TrainingRequest | TuningRequest | GeneratingRequest | ContainerRequest | EmbeddingRequest | EvaluatingRequest
+)
 KINDS: Final[Mapping[str, Callable[[JobFields], Request]]] = {
     KIND_TRAIN: training_of,
     KIND_FINETUNE: tuning_of,
     KIND_GENERATE: generating_of,
     KIND_CONTAINER: containing_of,
+    KIND_EMBED: embedding_of,
+    KIND_EVALUATE: evaluating_of,
 }
 """What reads the fields of a kind. A request says its kind."""
 
@@ -131,7 +139,7 @@ def read_request(fields: JobFields) -> Request:
     kind = fields.text("kind")
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
-        what = f"did you mean {near[0]}?" if near else f"{' or '.join(KINDS)} expected"
+        what = f"did you mean {near[0]}?" if near else f"{', '.join(KINDS)} expected"
         raise fields.wrong("kind", f"kind: {kind[:40]!r} is not known; {what}")
     return KINDS[kind](fields)
 

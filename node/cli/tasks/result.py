@@ -28,7 +28,7 @@ from tasks.engines.errors import EngineMissing
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.generate import GeneratePart
 from tasks.models.errors import ModelError
-from tasks.spec import ClassifierPart, DecoderPart, FinetunePart, JobSpec
+from tasks.spec import ClassifierPart, DecoderPart, EmbedPart, EvaluatePart, FinetunePart, JobSpec
 
 __all__ = ["result"]
 
@@ -42,8 +42,8 @@ COMPLETIONS: Final = ".jsonl"
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the result to FILE. The suffix selects the format: "
-              f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters. Of a "
-              "trained language model without a suffix: its folder.")  # fmt: skip
+              f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters. Without a "
+              "suffix: the folder of a trained language model, of vectors or losses.")  # fmt: skip
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option("--model", type=PathName(), metavar="PATH",
@@ -73,8 +73,8 @@ def result(
     proven any of it.
 
     The result of fine-tuning is a folder in the layout of PEFT. A trained language model is one in that of
-    transformers. `dekube verify` checks both. Completions of prompts are a file of JSON lines, in the
-    order of the prompts.
+    transformers. Vectors of texts, and losses of rows, are folders too. `dekube verify` checks them.
+    Completions of prompts are a file of JSON lines, in the order of the prompts.
 
     \b
     Examples:
@@ -82,6 +82,7 @@ def result(
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
       dekube task result 0x1234... --out my-model
       dekube task result 0x1234... --out completions.jsonl --model models/tiny
+      dekube task result 0x1234... --out my-vectors
     """
     if stops and (model is None or "" in stops):
         raise click.UsageError("--stop ends texts, which are written with --model; an empty one ends nothing")
@@ -105,6 +106,7 @@ def result(
         if record.has_ended and record.phase != "settled":
             say(f"The task ended {record.phase} ({why}); this is its last proven state.")
         is_tested, is_generated = isinstance(spec.part, ClassifierPart), isinstance(spec.part, GeneratePart)
+        is_by_row = isinstance(spec.part, EmbedPart | EvaluatePart)
         if is_folder:
             _check_folder(out, base, spec, yes=yes)
         if is_lines and not is_generated:
@@ -143,7 +145,9 @@ def result(
         "proved": True,
         "bytes": len(found.data),
     }
-    if is_generated:
+    if is_by_row:
+        answer |= _told_rows(found)
+    elif is_generated:
         answer |= _told_completions(found, done)
     elif is_tested:
         answer |= _tested(found)
@@ -223,11 +227,24 @@ def _check_suffix(out: Path | None) -> None:
         )
 
 
+def _told_rows(found: TaskResult) -> dict[str, Any]:
+    """Return how many rows are done, and what was found in all."""
+    part: Any = found.spec.part
+    if isinstance(part, EmbedPart):
+        return {"rows": part.dataset.rows, "embedded": len(found.vectors()), "width": part.model.width}
+    evaluation = found.evaluation()
+    total = evaluation.total
+    return {
+        "rows": part.dataset.rows, "evaluated": len(evaluation.rows), "tokens": total.tokens, "loss": total.loss,
+        "perplexity": total.perplexity,
+    }  # fmt: skip
+
+
 def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> None:
     """Check what a folder of adapters needs, before anything is fetched."""
     from tasks.models.adapters import BASE
 
-    if not base and not isinstance(spec.part, DecoderPart):
+    if not base and not isinstance(spec.part, DecoderPart | EmbedPart | EvaluatePart):
         _check_suffix(out)
     if out is not None and out.exists() and not yes:
         raise ConfigError(f"{out}: exists; add --yes to write into it, or name another folder")
@@ -240,7 +257,7 @@ def _check_folder(out: Path | None, base: str, spec: JobSpec, *, yes: bool) -> N
 
 
 def _write_folder(folder: Path, base: str, found: TaskResult) -> None:
-    """Write adapters in the layout of PEFT, or a model in that of transformers. Raises ConfigError."""
+    """Write adapters, a model, vectors or losses. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -252,9 +269,12 @@ def _write_folder(folder: Path, base: str, found: TaskResult) -> None:
 def _folder_of(base: str, found: TaskResult) -> Mapping[str, bytes]:
     """Return the files of a folder by name."""
     from tasks.models.adapters import adapter_folder, receipt_of
+    from tasks.models.row_results import RowReceipt, row_folder
     from tasks.models.trained import model_folder, trained_receipt
 
     spec, plan, state = found.spec, found.spec.plan(), found.state
+    if isinstance(spec.part, EmbedPart | EvaluatePart):
+        return row_folder(RowReceipt(found.task, spec, state.step, state.root(plan)), state)
     if isinstance(plan, DecoderPlan):
         trained = trained_receipt(plan.shape.model, state, rows_root=spec.dataset.root, task=found.task)
         return model_folder(trained, state.tensors)

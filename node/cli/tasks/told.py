@@ -10,6 +10,8 @@ from node.cli.output import counted, show_amount
 from tasks.executor.resource_needs import needs_of
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.kinds.embed import KIND_EMBED
+from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.programs.operators.scalars import NANO
@@ -18,13 +20,15 @@ from tasks.spec import JobSpec, container_of
 if TYPE_CHECKING:
     from rpc.client.containers import ContainerJob
     from rpc.client.making import MadeJob
+    from tasks.models.embedding import EmbeddingJob
+    from tasks.models.evaluating import EvaluatingJob
     from tasks.models.generating import GeneratingJob
     from tasks.models.jobs import TuningJob
     from tasks.models.training import TrainingJob
 
 __all__ = [
-    "UNPROVEN", "told_container", "told_container_part", "told_generating", "told_job", "told_training",
-    "told_tuning",
+    "UNPROVEN", "decoding_told", "told_container", "told_container_part", "told_embedding", "told_evaluating",
+    "told_generating", "told_job", "told_training", "told_tuning",
 ]  # fmt: skip
 
 UNPROVEN: Final = "none: nobody checks what the machine runs; you pay for seconds, and stop it"
@@ -123,11 +127,36 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
     }
 
 
+def told_embedding(job: EmbeddingJob) -> Mapping[str, str]:
+    """Return what becomes a vector, and how."""
+    part: Any = job.spec.part
+    rows, scaled = part.dataset, ", of length 1" if part.pooling.normalised else ""
+    return {
+        "texts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, {part.batch} at a time",
+        "vectors": f"{part.model.width} numbers each, pooling {part.pooling.name}{scaled}",
+        "blobs": f"{len(job.rows)} bytes of texts, {len(job.model)} bytes of the model",
+    }
+
+
+def told_evaluating(job: EvaluatingJob) -> Mapping[str, str]:
+    """Return what is evaluated."""
+    part: Any = job.spec.part
+    rows, adapter = part.dataset, part.adapter
+    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, after {counted(adapter.step, 'step')}"}
+    return {
+        **tuned,
+        "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them counted at most",
+        "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
+    }
+
+
 TOLD: Final[Mapping[str, Callable[[Any], Mapping[str, str]]]] = {
     KIND_TRAIN: told_training,
     KIND_FINETUNE: told_tuning,
     KIND_GENERATE: told_generating,
     KIND_CONTAINER: told_container,
+    KIND_EMBED: told_embedding,
+    KIND_EVALUATE: told_evaluating,
 }
 """What is told of a job of each kind."""
 

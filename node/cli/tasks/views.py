@@ -21,6 +21,8 @@ from node.market.posting import next_of
 from rpc.client.core import hexed
 from rpc.client.results import Bill, BillLine
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.kinds.embed import KIND_EMBED
+from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.ledger.lifecycle import Phase
@@ -185,6 +187,9 @@ def _job(spec: Mapping[str, Any]) -> str:
         new, decoding = counted(spec["decoding"]["new_tokens"], "token"), decoding_told(**spec["decoding"])
         asked = f"{counted(data['rows'], 'prompt')}, {new} each at most"
         return f"{shape} of {layers}: {asked}, in {steps}, {decoding}, {spec['profile']}"
+    if spec["kind"] in (KIND_EMBED, KIND_EVALUATE):
+        what = "text" if spec["kind"] == KIND_EMBED else "row"
+        return f"{shape} of {layers}: {counted(data['rows'], what)}, in {steps}, {spec['profile']}"
     if spec["kind"] == KIND_FINETUNE:
         shape += f" of {layers}: {counted(data['rows'], 'row')}, rank {spec['adapters']['rank']}"
     elif "widths" in model:

@@ -52,6 +52,7 @@ UNITS: Final[Mapping[str, Cost]] = MappingProxyType({
     "count_from": Cost(300_000, 32, 40),
     "divide": Cost(40_000, 16),
     "draw": Cost(300_000, 40_000),
+    "erf": Cost(3_200_000, 1_100),
     "exp": Cost(1_500_000, 500),
     "find": Cost(400_000, 32, 56),
     "first_above": Cost(400_000, 32, 88),

@@ -17,6 +17,8 @@ from tasks.requests.reading import KINDS, kind_of, read_file, request_of_member
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
 
+DATA = ("answers.jsonl", "prompts.jsonl", "texts.jsonl", "test.jsonl")
+
 
 def test_there_is_a_template_for_each_kind() -> None:
     assert set(KINDS) <= {kind_of(read_file(template(name), "f.yaml").request) for name in names()}
@@ -43,9 +45,11 @@ def test_the_sweep_is_an_array_of_twelve_and_the_steps_are_two_jobs() -> None:
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_a_template_becomes_a_job_with_a_model_and_data(name: str, tmp_path: Path) -> None:
-    (tmp_path / "models/smollm2-135m").mkdir(parents=True)
+    for model in ("smollm2-135m", "all-minilm-l6-v2"):
+        (tmp_path / "models" / model).mkdir(parents=True)
     write_folder(tmp_path / "models/smollm2-135m", TINY)
-    for data in ("answers.jsonl", "prompts.jsonl"):
+    write_folder(tmp_path / "models/all-minilm-l6-v2", TINY)
+    for data in DATA:
         (tmp_path / data).write_text('{"input_ids": [1, 2, 3]}\n' * 2)
     (tmp_path / "book.txt").write_text("A text.\nAnd its second line.\n")
     (tmp_path / "main.py").write_text("print(1)\n")
@@ -53,8 +57,8 @@ def test_a_template_becomes_a_job_with_a_model_and_data(name: str, tmp_path: Pat
     (tmp_path / "job.yaml").write_text(done.stdout.replace("new_tokens: 64", "new_tokens: 4"))
     checked = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml"), "--json"])
     assert checked.exit_code == 0 and json.loads(checked.stdout)["kind"] == name
-    (tmp_path / "answers.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
-    (tmp_path / "prompts.jsonl").write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
+    for data in DATA:
+        (tmp_path / data).write_text('{"input_ids": [1, 2, 3]}\nnothing\n')
     (tmp_path / "book.txt").write_bytes(b"A text.\n\xff\n")
     (tmp_path / "main.py").unlink()
     broken = CliRunner().invoke(group, ["task", "validate", str(tmp_path / "job.yaml")])

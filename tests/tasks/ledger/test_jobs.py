@@ -15,6 +15,7 @@ from tasks.ledger.jobs import kept_job, sizes_of
 from tasks.ledger.records import load_job, save_spec
 from tasks.spec import JobSpec, encode_spec
 from tests.tasks.generated import asked, generated
+from tests.tasks.passed import ADAPTER, embedded, evaluated
 from tests.tasks.trained import trained
 from tests.tasks.tuned import tuned
 from tests.tasks.world import World, spec
@@ -25,6 +26,8 @@ JOBS: dict[str, JobSpec] = {
     "finetune": tuned(12)[0],
     "generate": generated()[0],
     "adapted": asked()[0],
+    "embed": embedded().spec,
+    "evaluate": evaluated(adapter=ADAPTER).spec,
 }
 
 

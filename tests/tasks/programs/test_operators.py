@@ -35,8 +35,8 @@ from tests.tasks.programs.values import (
 )
 
 NUMPY = engine("numpy")
-ELEMENTWISE = {"add": 2, "bound": 1, "divide": 2, "exp": 1, "log": 1, "multiply": 2, "select": 3, "square_root": 1,
-               "subtract": 2}  # fmt: skip
+ELEMENTWISE = {"add": 2, "bound": 1, "divide": 2, "erf": 1, "exp": 1, "log": 1, "multiply": 2, "select": 3,
+               "square_root": 1, "subtract": 2}  # fmt: skip
 FOLDS = ("contract", "contract_groups", "count_from", "find", "first_above", "row_exponent", "row_maximum",
          "row_sum", "sum_from", "sum_up_to")  # fmt: skip
 
@@ -200,6 +200,12 @@ def test_the_smallest_values_make_no_subnormal_number(name: str) -> None:
                for value in (small, other, other)][:ELEMENTWISE[name]]  # fmt: skip
         if name not in ("multiply", "divide") or other == 1.0:
             referred(OPERATORS[name], row, (0,) if name == "bound" else (), wrap=watched)
+
+
+@given(st.integers(-900, 3))
+def test_erf_of_a_small_number_makes_no_subnormal_number(exponent: int) -> None:
+    row = Tensor(TensorType(ElementType.BINARY64, 1, 1), np.array([[2.0**exponent]]), Magnitudes(-900, 4))
+    referred(OPERATORS["erf"], [row], (), wrap=watched)
 
 
 @pytest.mark.slow
@@ -408,6 +414,13 @@ def test_exp_is_accurate(value: float) -> None:
     row = Tensor(TensorType(ElementType.BINARY64, 1, 1), np.array([[value]]), Magnitudes(-900, 6))
     found = computed(OPERATORS["exp"], NUMPY, [row], ())[0, 0]
     assert found == pytest.approx(math.exp(value), rel=1e-15)
+
+
+@given(st.floats(-9.0, 9.0))
+def test_erf_is_accurate(value: float) -> None:
+    row = Tensor(TensorType(ElementType.BINARY64, 1, 1), np.array([[value]]), Magnitudes(-900, 4))
+    found = computed(OPERATORS["erf"], NUMPY, [row], ())[0, 0]
+    assert found == pytest.approx(math.erf(value), rel=0, abs=2e-15)
 
 
 @given(st.floats(2.0**-900, 2.0**900))

@@ -1,0 +1,109 @@
+"""Decoders of jobs that pass over rows once: their bytes, encoders' settings, texts, folders of results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from tasks.engines.embedding_plan import EmbeddingPlan
+from tasks.engines.errors import DatasetInvalid, UnsupportedJob
+from tasks.engines.evaluation_plan import EvaluationPlan
+from tasks.engines.state import TrainingState
+from tasks.models.embedding import texts_of
+from tasks.models.encoders import EncoderFiles, pooling_of
+from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, RowsInvalid
+from tasks.models.row_results import METRICS, RECEIPT, VECTOR_FILE, RowReceipt, check_row_folder, row_folder
+from tasks.models.safetensors import read_safetensors, write_safetensors
+from tests.fuzz.targets.base import Target
+from tests.tasks.passed import ADAPTER, SEED, Passed, embedded, evaluated
+from tests.tasks.programs.generations import made_adapter
+from tests.tasks.tuned import TINY
+
+EMBEDDED, EVALUATED, ADAPTED = embedded(), evaluated(), evaluated(adapter=ADAPTER)
+LIMIT = 1 << 16
+CONFIG = {
+    "model_type": "bert", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 5, "max_position_embeddings": 8, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+}  # fmt: skip
+NO_TENSORS = read_safetensors(write_safetensors({}, {}))
+
+
+def _folder(job: Passed) -> dict[str, bytes]:
+    state = job.plan.first_state()
+    done = TrainingState(2, state.tensors)
+    return row_folder(RowReceipt(b"\x07" * 32, job.spec, 2, done.root(job.plan)), done)
+
+
+VECTORS, LOSSES = _folder(EMBEDDED), _folder(EVALUATED)
+
+
+def _plan_of(data: bytes) -> None:
+    """Take bytes as the shape of a job: it is refused, or its bytes are the same again."""
+    value = decode(data, limit_bytes=LIMIT)
+    if not isinstance(value, list):
+        raise DecodeError("not a shape")
+    for kind in (EmbeddingPlan, EvaluationPlan):
+        try:
+            plan = kind.from_value(value, SEED)
+        except (DecodeError, UnsupportedJob):
+            continue
+        assert encode(plan.to_value()) == data
+
+
+def _adapter(data: bytes) -> None:
+    ADAPTED.plan.read_adapter(data)
+
+
+def _settings(data: bytes) -> None:
+    for read in (
+        lambda: EncoderFiles(data, {"model.safetensors": NO_TENSORS}),
+        lambda: pooling_of(data, "config.json"),
+    ):
+        try:
+            read()
+        except (ModelInvalid, ModelUnsupported):
+            continue
+
+
+class _Letters:
+    """A token for each byte."""
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        return list(text.encode())[:most]
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    yield "shape of a pass", Target(
+        _plan_of, tuple(encode(job.plan.to_value()) for job in (EMBEDDED, EVALUATED, ADAPTED, embedded(TINY))),
+        ("tasks.engines.embedding_plan:EmbeddingPlan.from_value",
+         "tasks.engines.evaluation_plan:EvaluationPlan.from_value"),
+    )  # fmt: skip
+    yield "adapters of a pass", Target(
+        _adapter, (made_adapter(TINY, ADAPTER, 5).encode(),),
+        ("tasks.engines.pass_plan:PassPlan.read_adapter",), (DatasetInvalid,), memory=160,
+    )  # fmt: skip
+    yield "settings of an encoder", Target(
+        _settings,
+        (json.dumps(CONFIG).encode(), b'{"word_embedding_dimension": 4, "pooling_mode_mean_tokens": true}'),
+        ("tasks.models.huggingface:read_settings",), memory=160,
+    )  # fmt: skip
+    yield "texts' file", Target(
+        lambda data: list(texts_of(data, _Letters(), 100, 32)).clear(),
+        (b'{"text": "a"}\n{"input_ids": [5, 6]}\n',), ("tasks.models.embedding:texts_of",), (RowsInvalid,),
+        memory=160,
+    )  # fmt: skip
+    yield "receipt of rows", Target(
+        lambda data: RowReceipt.decode(data), (VECTORS[RECEIPT], LOSSES[RECEIPT]),
+        ("tasks.models.row_results:RowReceipt.decode", "tasks.models.row_results:_object"), (FolderInvalid,),
+        memory=160,
+    )  # fmt: skip
+    yield "folder of vectors", Target(
+        lambda data: check_row_folder(VECTORS | {VECTOR_FILE: data}), (VECTORS[VECTOR_FILE],),
+        ("tasks.models.row_results:_vectors",), (FolderInvalid,), memory=160,
+    )  # fmt: skip
+    yield "folder of losses", Target(
+        lambda data: check_row_folder(LOSSES | {METRICS: data}), (LOSSES[METRICS],),
+        ("tasks.models.row_results:_losses",), (FolderInvalid,), memory=160,
+    )  # fmt: skip
