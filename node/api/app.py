@@ -25,7 +25,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from node.api.errors import ApiError, unsupported, wrong
 from node.api.reading import read_json
 from node.api.records import BATCH, TUNING
-from node.api.requests import CHAT, COMPLETIONS, OTHER_ENDPOINTS
+from node.api.requests import ENDPOINTS, OTHER_ENDPOINTS
 from node.api.service import Answer, Service
 from node.api.store import FILE_BYTES_MAX, Store
 
@@ -51,7 +51,7 @@ UPLOADS_MAX: Final = 4
 BODY_DEADLINE_S: Final = 20.0
 UPLOAD_DEADLINE_S: Final = 600.0
 PRICE_HEADER: Final = "x-dekube-price"
-_ASKED_DIRECTLY: Final = (CHAT, COMPLETIONS, *OTHER_ENDPOINTS, "/v1/realtime/sessions", "/v1/audio/speech")
+_ASKED_DIRECTLY: Final = (*ENDPOINTS, *OTHER_ENDPOINTS, "/v1/realtime/sessions", "/v1/audio/speech")
 
 
 class Guard:
@@ -232,7 +232,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 async def _refuse_direct(request: Request) -> Response:
     raise ApiError(
-        f"{request.url.path} is served as batches only: POST /v1/batches with endpoint {CHAT} or {COMPLETIONS}.",
+        f"{request.url.path} is served as batches only: POST /v1/batches with endpoint {' or '.join(ENDPOINTS)}.",
         reason="unsupported_endpoint",
     )
 

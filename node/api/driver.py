@@ -16,7 +16,6 @@ import structlog
 from node.api.errors import ApiError
 from node.api.making import Maker, trained_tokens
 from node.api.posting import NotPosted, Poster, fees_of
-from node.api.prompting import results_of
 from node.api.records import EXPIRES_S, TUNING, JobRecord
 from node.api.results import adapters_of, metrics_file, receipt_file, zipped
 from node.api.states import batch_end, is_started, tuning_end
@@ -246,12 +245,11 @@ class Driver:
 
     def _answered(self, job: JobRecord, task: Task, found: TaskResult | None, status: str) -> dict[str, Any]:
         with self._making:
-            plan, text = self._maker.plan(job)
+            asked = self._maker.plan(job)
         words = {"expired": "batch_expired", "cancelled": "batch_cancelled"}
         reason = words.get(status, "batch_failed")
-        made = results_of(
-            plan, [] if found is None else found.completions(), text, ends=text.ends, batch=job.id,
-            endpoint=job.request["endpoint"], created_s=_now_s(), fingerprint=_fingerprint(found),
+        made = asked.results(
+            found, batch=job.id, created_s=_now_s(), fingerprint=_fingerprint(found),
             unfinished=ApiError(f"The batch ended before this request was done: {_why(task)}", reason=reason),
         )  # fmt: skip
         values: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from node.api.errors import ApiError, encodable, unsupported, wrong
 from node.api.reading import Fields
-from node.api.requests import CHAT
+from node.api.requests import CHAT, EMBEDDINGS
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import MESSAGES_MAX, objects_of
 from tasks.programs.operators.scalars import NANO
@@ -30,6 +30,7 @@ __all__ = [
     "output_line",
     "parse_lines",
     "read_request",
+    "result_line",
 ]
 
 REQUESTS_MAX: Final = 50_000
@@ -54,6 +55,8 @@ _CHAT_ONLY: Final = (
     "service_tier", "store", "metadata", "verbosity", "web_search_options", "safety_identifier",
     "prompt_cache_key", "prompt_cache_retention", "moderation",
 )  # fmt: skip
+_EMBEDDINGS: Final = ("model", "input", "encoding_format", "dimensions", "user")
+_ENCODINGS: Final = ("float", "base64")
 _COMPLETIONS_ONLY: Final = ("prompt", "best_of", "echo", "suffix")
 _NO_TOOLS: Final = "models here call no tools"
 _AS_THEY_ARE: Final = "tokens are drawn by the model's own probabilities"
@@ -105,6 +108,8 @@ class BatchLine:
     """Answers to each prompt."""
     drawing: Drawing = GREEDY
     refused: ApiError | None = field(default=None, compare=False)
+    as_base64: bool = False
+    """Vectors are told as the bytes of binary32."""
 
 
 class Answer(NamedTuple):
@@ -168,6 +173,8 @@ def _line(number: int, values: Mapping[str, Any], endpoint: str, names: set[str]
 
 def read_request(number: int, name: str, model: str, body: Mapping[str, Any], endpoint: str) -> BatchLine:
     """Return the request of a body. Raises ApiError for what the format refuses and what no job does."""
+    if endpoint == EMBEDDINGS:
+        return _embedding(number, name, model, body)
     is_chat = endpoint == CHAT
     fields = Fields(body, (*_SHARED, *(_CHAT_ONLY if is_chat else _COMPLETIONS_ONLY)))
     _refuse_shared(fields)
@@ -198,6 +205,20 @@ def _drawing(fields: Fields) -> Drawing:
     if not (nano := round(temperature * NANO)):
         return GREEDY
     return Drawing(nano, NANO if top_p is None else round(top_p * NANO), seed)
+
+
+def _embedding(number: int, name: str, model: str, body: Mapping[str, Any]) -> BatchLine:
+    """Return a request for vectors. Raises ApiError."""
+    fields = Fields(body, _EMBEDDINGS)
+    fields.only("dimensions", (), "a vector has as many numbers as the model gives")
+    fields.text("user", most=512)
+    encoding = fields.raw("encoding_format")
+    if encoding is not None and encoding not in _ENCODINGS:
+        raise fields.invalid("encoding_format", " or ".join(_ENCODINGS))
+    prompts = tuple(
+        {"text": one["prompt"]} if "prompt" in one else one for one in _prompts(fields, "input")
+    )  # fmt: skip
+    return BatchLine(number, name, model, prompts, as_base64=encoding == "base64")
 
 
 def _refuse_shared(fields: Fields) -> None:
@@ -285,22 +306,22 @@ def _content(message: Fields) -> str:
     return "".join(texts)
 
 
-def _prompts(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    value = fields.raw("prompt")
+def _prompts(fields: Fields, name: str = "prompt") -> tuple[Mapping[str, Any], ...]:
+    value = fields.raw(name)
     if value is None:
-        raise fields.missing("prompt")
+        raise fields.missing(name)
     if type(value) is str:
         return ({"prompt": value},)
     if type(value) is list and value:
         if all(type(one) is int for one in value):
             return ({"input_ids": value},)
         if len(value) > ROWS_OF_REQUEST_MAX:
-            raise fields.invalid("prompt", f"{ROWS_OF_REQUEST_MAX} prompts at most")
+            raise fields.invalid(name, f"{ROWS_OF_REQUEST_MAX} of them at most")
         if all(type(one) is str for one in value):
             return tuple({"prompt": one} for one in value)
         if all(type(one) is list and one and all(type(token) is int for token in one) for one in value):
             return tuple({"input_ids": one} for one in value)
-    raise fields.invalid("prompt", "a string, tokens, or a list of these")
+    raise fields.invalid(name, "a string, tokens, or a list of these")
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
@@ -348,6 +369,11 @@ def output_line(
         "usage": {"prompt_tokens": asked, "completion_tokens": told, "total_tokens": asked + told},
         "system_fingerprint": fingerprint,
     }
+    return result_line(number, name, batch, body)
+
+
+def result_line(number: int, name: str, batch: str, body: Mapping[str, Any]) -> bytes:
+    """Return the line of a request that was done, with the body of its answer."""
     return _result(number, name, batch, {"status_code": 200, "request_id": f"req_{batch}_{number}", "body": body})
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from node.api.batches import TextBatch, VectorBatch
 from node.api.errors import ApiError, not_found, unsupported, wrong
 from node.api.lines import Fault, parse_lines
-from node.api.prompting import BatchPlan, Text, plan_batch
+from node.api.prompting import plan_batch
 from node.api.records import TUNING, JobRecord
-from node.api.requests import CHAT
+from node.api.requests import CHAT, EMBEDDINGS
 from node.api.store import Store
+from node.api.vectors import plan_vectors
 from node.home.models import find_model, models_of
 from node.home.paths import Home
 from rpc.client.jobs import make_job
@@ -21,11 +23,12 @@ from state.primitives.errors import ConfigError
 from state.primitives.hashing import digest
 from tasks.engines.errors import EngineMissing, StateInvalid
 from tasks.engines.state import TrainingState
+from tasks.kinds.embed import KIND_EMBED
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.errors import ModelError, RowsInvalid
 from tasks.models.jobs import LazyTokens, TuningSettings
-from tasks.models.opening import open_model
+from tasks.models.opening import open_embedder, open_model
 from tasks.models.rows import examples_of, objects_of
 from tasks.models.tokens import Tokeniser
 from tasks.programs.operators.scalars import NANO
@@ -54,7 +57,7 @@ class ModelFile(NamedTuple):
     def check(self) -> None:
         """Raises ConfigError if there is no such model, or it is of another architecture."""
         try:
-            with open_model(self.path):
+            with open_embedder(self.path):  # decoders too
                 pass
         except ModelError as error:
             raise ConfigError(f"--model {self.name}: {self.path}: {error}") from None
@@ -173,7 +176,10 @@ class Maker:
         )  # fmt: skip
 
     def _batch(self, job: JobRecord) -> MadeJob:
-        plan, text = self.plan(job)
+        asked = self.plan(job)
+        if isinstance(asked, VectorBatch):
+            return self._make(job, asked.plan.data(), "input_file_id", {"kind": KIND_EMBED})
+        plan, text = asked.plan, asked.text
         values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
         values |= plan.drawing.fields
         if plan.drawing.seed is not None:
@@ -223,17 +229,25 @@ class Maker:
             return "", [Fault("model_not_found", str(error), lines[0].line, "body.model")]
         return lines[0].model, []
 
-    def plan(self, job: JobRecord) -> tuple[BatchPlan, Text]:
-        """Return the rows of a batch, and the tokeniser of its model. Raises ApiError."""
-        lines, faults = parse_lines(self._store.content(job.data_file), job.request["endpoint"])
+    def plan(self, job: JobRecord) -> TextBatch | VectorBatch:
+        """Return what a batch asks for. Raises ApiError."""
+        endpoint = job.request["endpoint"]
+        lines, faults = parse_lines(self._store.content(job.data_file), endpoint)
         assert not faults, faults
-        model, _ = self.base_of(job.model, "body.model", is_deleted_too=True)
+        model, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
         try:
+            if endpoint == EMBEDDINGS:
+                if tuned is not None:
+                    raise unsupported("A tuned model makes no vectors; name its base model.", "body.model")
+                with open_embedder(model.path) as embedder:
+                    shape = embedder.shape
+                    return VectorBatch(plan_vectors(lines, embedder.tokens(), shape.vocabulary, shape.context))
             with open_model(model.path) as opened:
                 text = opened.tokeniser()
-                if job.request["endpoint"] == CHAT:
+                if endpoint == CHAT:
                     check_chat(text)
-                return plan_batch(lines, text, opened.shape.vocabulary, opened.shape.context), text
+                plan = plan_batch(lines, text, opened.shape.vocabulary, opened.shape.context)
+                return TextBatch(plan, text, endpoint)
         except (ModelError, EngineMissing) as error:
             raise wrong(str(error), "model", error.code) from None
 

@@ -13,6 +13,8 @@ from node.api.reading import Fields
 __all__ = [
     "CHAT",
     "COMPLETIONS",
+    "EMBEDDINGS",
+    "ENDPOINTS",
     "PURPOSES",
     "BatchRequest",
     "Page",
@@ -24,8 +26,11 @@ __all__ = [
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+ENDPOINTS: Final = (CHAT, COMPLETIONS, EMBEDDINGS)
+"""Endpoints of batches."""
 OTHER_ENDPOINTS: Final = (
-    "/v1/responses", "/v1/embeddings", "/v1/moderations", "/v1/images/generations", "/v1/images/edits",
+    "/v1/responses", "/v1/moderations", "/v1/images/generations", "/v1/images/edits",
     "/v1/videos",
 )  # fmt: skip
 """Endpoints of batches in this format for which there is no kind of job."""
@@ -123,10 +128,11 @@ def read_batch(body: Mapping[str, Any]) -> BatchRequest:
     """Return the batch that a body asks for. Raises ApiError."""
     fields = Fields(body, _BATCH)
     endpoint = fields.needed("endpoint")
+    served = " or ".join(ENDPOINTS)
     if endpoint in OTHER_ENDPOINTS:
-        raise unsupported(f"There is no kind of job for {endpoint}; use {CHAT} or {COMPLETIONS}.", "endpoint")
-    if endpoint not in (CHAT, COMPLETIONS):
-        raise fields.invalid("endpoint", f"{CHAT} or {COMPLETIONS}")
+        raise unsupported(f"There is no kind of job for {endpoint}; use {served}.", "endpoint")
+    if endpoint not in ENDPOINTS:
+        raise fields.invalid("endpoint", served)
     if fields.needed("completion_window") != COMPLETION_WINDOW:
         raise fields.invalid("completion_window", COMPLETION_WINDOW)
     fields.only("output_expires_after", (), "files are kept until they are deleted")

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from node.api.batches import Batch
 from node.api.driver import Driver
 from node.api.errors import ApiError, unsupported, wrong
 from node.api.lines import check_lines
 from node.api.making import Maker
 from node.api.posting import cost_of
-from node.api.prompting import BatchPlan, Text, results_of
 from node.api.records import (
     BATCH,
     TUNING,
@@ -135,20 +135,19 @@ class Service:
                 told = [one.to_json() for one in faults]
                 return self._keep(replace(job, status="failed", faults=told, finished_s=job.created_s))
             job = replace(job, model=model)
-            plan, text = self._maker.plan(job)
-            if not plan.rows:
-                return self._keep(self._all_refused(job, plan, text))
-            counts = (len(plan.lines), 0, 0)
+            asked = self._maker.plan(job)
+            if not asked.rows:
+                return self._keep(self._all_refused(job, asked))
+            counts = (len(asked.lines), 0, 0)
             job = self._add(replace(job, counts=counts))
         self._driver.wake()
         return _shown(job)
 
-    def _all_refused(self, job: JobRecord, plan: BatchPlan, text: Text) -> JobRecord:
+    def _all_refused(self, job: JobRecord, asked: Batch) -> JobRecord:
         """Return a batch that has ended: none of its requests can be done, so it costs nothing."""
-        made = results_of(
-            plan, [], text, ends=(), batch=job.id, endpoint=job.request["endpoint"], created_s=job.created_s,
-            fingerprint="", unfinished=ApiError("not begun"),
-        )  # fmt: skip
+        made = asked.results(
+            None, batch=job.id, created_s=job.created_s, fingerprint="", unfinished=ApiError("not begun")
+        )
         name = f"{job.id}_error.jsonl"
         file = self._store.add_file(made.errors, name, "batch_output", job.created_s)
         return replace(

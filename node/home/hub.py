@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from state.primitives.errors import ProtocolError
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.models.huggingface import CONFIG, ENDS, INDEX, TOKENISER, WEIGHTS
+from tasks.models.opening import PARTS, POOLING
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -126,9 +127,9 @@ def _wanted(info: ModelInfo) -> tuple[str, list[_Wanted]]:
 
 
 def _names(named: Iterable[str]) -> list[str]:
-    """Return those of a repository's files that are fetched: no folders, no programs, no pickles."""
+    """Return those of a repository's files that are fetched: no programs, no pickles."""
     there = set(named)
-    names = {CONFIG, ENDS, TOKENISER, *TEXTS} & there
+    names = {CONFIG, ENDS, TOKENISER, PARTS, POOLING, *TEXTS} & there
     if WEIGHTS in there:
         names.add(WEIGHTS)
     elif INDEX in there:

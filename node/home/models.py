@@ -27,8 +27,8 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
 from tasks.models.errors import TokenizersMissing
 from tasks.models.huggingface import CONFIG, ENDS, INDEX, TOKENISER, WEIGHTS, shards_of
 from tasks.models.jobs import name_of
-from tasks.models.opening import OpenModel, open_model
-from tasks.programs.llama_shape import model_bytes, weight_tensors
+from tasks.models.opening import PARTS, POOLING, OpenEmbedder, open_embedder
+from tasks.programs.embed import frozen_bytes, frozen_tensors
 
 __all__ = [
     "HUB",
@@ -205,14 +205,15 @@ def _copied(source: str, part: Path) -> tuple[str, str]:
     if given.is_file() and given.suffix == ".gguf":
         _copy(given, part)
     elif given.is_dir():
-        names = {CONFIG, ENDS, TOKENISER, *TEXTS}
+        names = {CONFIG, ENDS, TOKENISER, PARTS, POOLING, *TEXTS}
         if (given / WEIGHTS).is_file():
             names.add(WEIGHTS)
         elif (given / INDEX).is_file():
             names |= {INDEX, *shards_of(read_bounded(given / INDEX, FILES_BYTES_MAX))}
         for one in sorted(names):
             if (given / one).is_file():
-                _copy(given / one, part)
+                (part / one).parent.mkdir(exist_ok=True)
+                _copy(given / one, (part / one).parent)
     else:
         raise ConfigError(
             f"{source}: no GGUF file and no folder; a source is one of these, {HUB}ORG/NAME or {PACKAGE}NAME"
@@ -248,12 +249,12 @@ def _copy(given: Path, part: Path) -> None:
 def _read(part: Path, name: str, source: str, revision: str, licence: str) -> ModelRecord:
     """Return the record of a model whose files lie in a folder, after all its weights were read."""
     path = next((one for one in sorted(part.iterdir()) if one.suffix == ".gguf"), part)
-    with open_model(path) as opened:
+    with open_embedder(path) as opened:  # decoders too
         shape = opened.shape
-        if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
+        if (size := frozen_bytes(shape)) > MODEL_SENT_BYTES_MAX:
             raise ConfigError(f"{source}: a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
         model, notes = opened.load(), _tokeniser_notes(opened, path)
-        kinds = weight_tensors(shape)
+        kinds = frozen_tensors(shape)
         blob = join_tensors(kinds, model.contents())
     return ModelRecord(
         name=name, source=source, revision=revision, licence=licence, added_ms=time.time_ns() // 1_000_000,
@@ -263,12 +264,12 @@ def _read(part: Path, name: str, source: str, revision: str, licence: str) -> Mo
     )  # fmt: skip
 
 
-def _tokeniser_notes(opened: OpenModel, path: Path) -> tuple[str, ...]:
+def _tokeniser_notes(opened: OpenEmbedder, path: Path) -> tuple[str, ...]:
     """Return that a model has no tokeniser, if so. Raises ModelError for one that cannot be read."""
     if path.is_dir() and not (path / TOKENISER).exists():
         return (f"no {TOKENISER}, so rows and prompts must be numbers of tokens",)
     try:
-        opened.tokeniser()
+        opened.tokens()
     except TokenizersMissing as error:
         return (f"the tokeniser was not read: {error}",)
     return ()
@@ -276,11 +277,15 @@ def _tokeniser_notes(opened: OpenModel, path: Path) -> tuple[str, ...]:
 
 def _files(part: Path) -> list[ModelFile]:
     found = []
-    for path in sorted(part.iterdir()):
+    for path in sorted(part.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
                 found.append(
-                    ModelFile(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                    ModelFile(
+                        path.relative_to(part).as_posix(),
+                        path.stat().st_size,
+                        hashlib.file_digest(file, "sha256").hexdigest(),
+                    )
                 )
     return found
 

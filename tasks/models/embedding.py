@@ -20,7 +20,7 @@ from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import PromptSet
 from tasks.models.encoders import FrozenModel, TextTokens
 from tasks.models.errors import RowsInvalid
-from tasks.models.jobs import base_model, name_of, schedule_of
+from tasks.models.jobs import base_model, name_of, schedule_of, usual_batch
 from tasks.models.rows import objects_of, text_of, tokens_of
 from tasks.programs.bert_shape import BertShape
 from tasks.programs.embed import LAST, TEXT_TOKENS, ModelShape, frozen_bytes, frozen_tensors, text_tensors
@@ -28,8 +28,8 @@ from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = ["LONG_TEXTS", "EmbeddingJob", "EmbeddingSettings", "make_embedding", "texts_of"]
 
-BATCH_USUAL: Final = 16
-"""Texts of a step, where nobody says how many."""
+BATCH_MOST: Final = 16
+"""Texts of a step at most, where nobody says how many."""
 LONG_TEXTS: Final = ("refuse", "truncate")
 """What is done with a text of more tokens than are allowed."""
 
@@ -38,10 +38,11 @@ LONG_TEXTS: Final = ("refuse", "truncate")
 class EmbeddingSettings:
     """What a requester chooses. ``pooling`` empty and ``normalise`` None: what the model's files say.
 
-    ``max_length`` 0: that of the model.
+    ``batch`` 0: so few that there are enough steps to check (``usual_batch``). ``max_length`` 0: that of the
+    model.
     """
 
-    batch: int = BATCH_USUAL
+    batch: int = 0
     max_length: int = 0
     long_rows: str = "refuse"
     pooling: str = ""
@@ -142,7 +143,8 @@ def make_embedding(
     normalised = opened.normalised if settings.normalise is None else settings.normalise
     unnamed = EmbedPart(
         _base(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length),
-        min(settings.batch, rows), Pooling(settings.pooling or opened.pooling, int(normalised)),
+        min(settings.batch or usual_batch(rows, BATCH_MOST), rows),
+        Pooling(settings.pooling or opened.pooling, int(normalised)),
     )  # fmt: skip
     total = -(-rows // unnamed.batch)
     plan = unnamed.plan(seed, total)

@@ -17,7 +17,7 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
 from tasks.engines.pass_plan import root_of
 from tasks.kinds.evaluate import KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.models.generating import Tuned, tuned_adapter
-from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of
+from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of, usual_batch
 from tasks.models.rows import TokenRows, examples_of, make_rows
 from tasks.programs.evaluate import EvaluateShape, row_tensors
 from tasks.programs.finetune import PLACES, ROW_TOKENS, TARGETS
@@ -26,15 +26,15 @@ from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = ["EvaluatingJob", "EvaluatingSettings", "make_evaluating", "padded_rows"]
 
-BATCH_USUAL: Final = 4
-"""Rows of a step, where nobody says how many."""
+BATCH_MOST: Final = 4
+"""Rows of a step at most, where nobody says how many."""
 
 
 @dataclass(frozen=True)
 class EvaluatingSettings:
-    """What a requester chooses. ``max_length`` 0: that of the model."""
+    """What a requester chooses. ``batch`` 0: ``usual_batch``. ``max_length`` 0: that of the model."""
 
-    batch: int = BATCH_USUAL
+    batch: int = 0
     max_length: int = 0
     long_rows: str = "refuse"
     segment_steps: int = 0
@@ -81,7 +81,8 @@ def make_evaluating(
     unnamed = EvaluatePart(
         base_model(shape, nothing, nothing),
         LabelledRows(nothing, nothing, rows.rows, rows.length, rows.slots),
-        min(settings.batch, rows.rows), None if tuned is None else tuned_adapter(tuned),
+        min(settings.batch or usual_batch(rows.rows, BATCH_MOST), rows.rows),
+        None if tuned is None else tuned_adapter(tuned),
     )  # fmt: skip
     total = -(-rows.rows // unnamed.batch)
     plan = unnamed.plan(seed, total)

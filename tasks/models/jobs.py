@@ -58,6 +58,7 @@ __all__ = [
     "make_tuning",
     "name_of",
     "schedule_of",
+    "usual_batch",
 ]
 
 SEGMENTS_WANTED: Final = 128
@@ -274,6 +275,11 @@ def schedule_of(plan: JobPlan, total: int, segment_steps: int, window_steps: int
     if window_steps % segment or window_steps > most:
         raise UnsupportedJob(f"window_steps is {window_steps}: a multiple of {segment} up to {most} expected")
     return Schedule(total, segment, window_steps or most)
+
+
+def usual_batch(rows: int, most: int) -> int:
+    """Return how many rows a step takes: so few that there are SEGMENTS_WANTED steps, at most ``most``."""
+    return min(most, max(1, rows // SEGMENTS_WANTED))
 
 
 def name_of(blob: bytes) -> bytes:

@@ -32,7 +32,7 @@ from tasks.models.tokens import JSON_BYTES_MAX, Tokeniser, tokeniser_from_gguf, 
 from tasks.programs.embed import ModelShape
 from tasks.programs.llama_shape import LlamaShape
 
-__all__ = ["FileContent", "OpenEmbedder", "OpenModel", "open_embedder", "open_model"]
+__all__ = ["PARTS", "POOLING", "FileContent", "OpenEmbedder", "OpenModel", "open_embedder", "open_model"]
 
 PARTS: Final = "modules.json"
 POOLING: Final = "1_Pooling/config.json"

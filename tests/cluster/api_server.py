@@ -13,7 +13,7 @@ from tasks.programs.llama_shape import LlamaShape
 from tests.cluster.network import wait_for
 from tests.tasks.models.checkpoints import write_folder
 
-__all__ = ["MAX_PRICE", "WORDS", "ApiServer", "batch_lines", "rows_of", "write_model"]
+__all__ = ["MAX_PRICE", "SHAPE", "WORDS", "ApiServer", "batch_lines", "rows_of", "write_model"]
 
 CONTROL: Final = ("<|im_start|>", "<|im_end|>")
 BYTES: Final = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import signal
@@ -10,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import openai
 import pytest
 
 from tasks.spec import decode_spec
-from tests.cluster.api_server import WORDS, ApiServer, batch_lines, rows_of, write_model
+from tests.cluster.api_server import SHAPE, WORDS, ApiServer, batch_lines, rows_of, write_model
 from tests.cluster.network import Network, network, run_here, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -71,7 +73,7 @@ def wrong_requests_raise_the_client_s_errors(server: ApiServer, client: openai.O
         client.fine_tuning.jobs.create(model="tiny", training_file=rows, validation_file=rows)
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "validation_file")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.batches.create(input_file_id=rows, endpoint="/v1/embeddings", completion_window="24h")
+        client.batches.create(input_file_id=rows, endpoint="/v1/moderations", completion_window="24h")
     assert refused.value.param == "endpoint"
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
@@ -128,6 +130,7 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
     assert (
         wait_for(lambda: tuned(client, short.id), "the job is cancelled", patience_s=END_S).status == "cancelled"
     )
+    a_batch_gives_vectors(client)
     assert client.models.delete(model).deleted
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve(model)
@@ -185,3 +188,37 @@ def a_batch_answers_what_it_can(client: openai.OpenAI, model: str, root: str) ->
     [refused] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("two", 400)
     assert refused["response"]["body"]["error"]["param"] == "temperature"
+
+
+def a_batch_gives_vectors(client: openai.OpenAI) -> None:
+    """The last two requests are of one text: as numbers, and as the bytes of binary32."""
+    inputs: list[Any] = [["ab", "cd"] * 64, [97, 98], "ab", "ab"]  # so many that checks cost less than the work
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": "tiny", "input": one},
+        }
+        for number, one in enumerate(inputs)
+    ]
+    lines[-1]["body"] = {"model": "tiny", "input": "ab", "encoding_format": "base64"}
+    lines.append({**lines[0], "custom_id": "short", "body": {"model": "tiny", "input": "ab", "dimensions": 4}})
+    batch = client.batches.create(
+        input_file_id=upload(client, jsonl(lines), "batch"), endpoint="/v1/embeddings", completion_window="24h"
+    )
+    batch = wait_for(lambda: ended(client, batch.id), "the vectors are there", patience_s=END_S)
+    counts = batch.request_counts
+    assert counts is not None
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 5, 4, 1)
+    assert batch.output_file_id is not None and batch.error_file_id is not None
+    found = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    answers = [openai.types.CreateEmbeddingResponse.model_validate(one["response"]["body"]) for one in found[:3]]
+    assert [len(one.data) for one in answers] == [128, 1, 1]
+    vectors = [one.data[0].embedding for one in answers]
+    assert len(vectors[0]) == SHAPE.width and vectors[0] == vectors[2]
+    assert sum(value * value for value in vectors[0]) == pytest.approx(1.0, abs=1e-5)
+    told = found[3]["response"]["body"]["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(told), "<f4").tolist() == np.array(vectors[0], "<f4").tolist()
+    [refused] = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+    assert refused["response"]["body"]["error"]["param"] == "dimensions"

@@ -66,7 +66,7 @@ def test_wrong_fields_of_a_tuning_are_refused_by_name(change: dict[str, Any], re
 @pytest.mark.parametrize(
     ("change", "reason", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "unsupported_parameter", "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "unsupported_parameter", "endpoint"),
         ({"endpoint": "/v1/bogus"}, "invalid_value", "endpoint"),
         ({"completion_window": "1h"}, "invalid_value", "completion_window"),
         ({"completion_window": None}, "missing_required_parameter", "completion_window"),
