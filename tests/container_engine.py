@@ -85,13 +85,22 @@ class Engine:
         assert archive.wait() == 0
         return done.stdout.strip()
 
-    def stop(self) -> None:
+    def pause(self) -> None:
+        """End the engine as its service does; what it has stays on the disk."""
         self.process.terminate()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def restart(self) -> None:
+        """Start the engine again, after ``pause``."""
+        self.process = self._start()
+        self.wait()
+
+    def stop(self) -> None:
+        self.pause()
         self.log.close()
         for line in Path("/proc/self/mounts").read_text().splitlines():  # what an engine that failed leaves
             if line.split()[1].startswith((str(self.root), str(self.sockets))):

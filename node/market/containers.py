@@ -296,14 +296,35 @@ class Containers:
                 log = await self._keep_log(str(error).encode())
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
             self.started += 1
-        looks: list[Look] = [Look(is_up=False, up_s=0.0)]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._meter, task, spec, request, looks)
-            ended = await self._backend.watch(task, request, lambda look: looks.__setitem__(0, look))
-            nursery.cancel_scope.cancel()
+        ended = await self._watch(task, spec, request)
         if ended.end is End.LOST:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         return await self._collect(task, request, ended)
+
+    async def _watch(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> Ended:
+        """Meter a container until it ends. Raises what the engine raises, outside of any group of exceptions."""
+        looks: list[Look] = [Look(is_up=False, up_s=0.0)]
+        ended: list[Ended] = []
+        failure: Exception | None = None
+
+        async def meter() -> None:
+            nonlocal failure
+            try:
+                await self._meter(task, spec, request, looks)
+            except Exception as error:
+                failure = error
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meter)
+            try:
+                ended.append(await self._backend.watch(task, request, lambda look: looks.__setitem__(0, look)))
+            except Exception as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return ended[0]
 
     async def _meter(self, task: bytes, spec: JobSpec, request: ContainerRequest, looks: list[Look]) -> None:
         """Meter whole ticks while the container is up, and end it when the chain says so."""

@@ -93,6 +93,11 @@ def _run(name: str, *arguments: str) -> None:
     program = _program(name)
     if program is None:
         raise OSError(f"the program {name} is missing")
-    done = subprocess.run([program, *arguments], capture_output=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, timeout=_COMMAND_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{name}: not done in {_COMMAND_S} s") from None
     if done.returncode:
         raise OSError(f"{name}: {done.stderr.decode('utf-8', 'replace').strip()[-300:]}")

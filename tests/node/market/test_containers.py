@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+import tasks.executor.containers.docker
 from node.home.options import DockerOptions
 from node.market.container_files import KEPT_MS, ContainerFiles, ContainerNote
 from node.market.machine import describe_machine
@@ -135,6 +136,31 @@ async def test_a_container_runs_survives_its_node_and_is_paid(world: World, lent
         await world.mint_until(lambda: name not in lending.names())
         await check_stopped(lending, blob)
         await check_failed(lending, blob)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.nightly
+async def test_an_engine_that_stops_ends_no_node(
+    world: World, lent: EngineMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The duty fails and is tried again; the engine has killed the container, which is told with its signal."""
+    monkeypatch.setattr(tasks.executor.containers.docker, "ENGINE_PATIENCE_S", 1.0)
+    lending = Lending(world, lent)
+    async with trio.open_nursery() as nursery:
+        blob = await lending.start(nursery)
+        await nursery.start(lending.machine.run)
+        task = await lending.post("echo begun; sleep 600", blob)
+        await world.mint_until(lambda: bool(lending.names(running=True)), timeout_s=60)
+        await trio.to_thread.run_sync(lent.engine.pause)
+        duties = lending.machine.duties
+        assert duties is not None
+        await world.mint_until(
+            lambda: any(found["code"] == "engine_unavailable" for found in duties.troubles()), timeout_s=60
+        )
+        await trio.to_thread.run_sync(lent.engine.restart)
+        await world.mint_until(lambda: lending.record(task).phase is Phase.FAILED, timeout_s=60)
+        end = lending.meter(task).end
+        assert end is not None and end.kind is ExitKind.SIGNALLED and lending.read(end.logs) == b"begun\n"
         nursery.cancel_scope.cancel()
 
 
