@@ -68,12 +68,16 @@ def test_llama_cpp_loads_the_adapters_and_gives_the_same_logits(tmp_path: Path) 
     llama_cpp = pytest.importorskip(
         "llama_cpp", reason="llama-cpp-python IS NOT INSTALLED: ADAPTERS WERE NOT LOADED WITH LLAMA.CPP"
     )
-    vocabulary = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": TINY.vocabulary}
+    settings = settings_of(TINY) | {
+        "tokenizer.ggml.model": "no_vocab", "llama.vocab_size": TINY.vocabulary,
+        "llama.attention.value_length": TINY.head_width,
+    }  # fmt: skip
     base, adapters = tmp_path / "base.gguf", tmp_path / "adapters.gguf"
-    base.write_bytes(gguf(settings_of(TINY) | vocabulary, tensors_of(TINY)))
+    base.write_bytes(gguf(settings, tensors_of(TINY)))
     adapters.write_bytes(adapters_gguf(MADE, FOLDER[ADAPTERS]))
     wanted = plain_logits(TINY, merged(SHAPE, STATE), TOKENS)
-    options = {"n_ctx": TINY.context, "logits_all": True, "verbose": False, "n_threads": 1}
+    single = {"type_k": 0, "type_v": 0}  # float32 in the cache
+    options = {"n_ctx": TINY.context, "logits_all": True, "verbose": False, "n_threads": 1, **single}
     for lora, is_close in ((str(adapters), True), (None, False)):
         model = llama_cpp.Llama(str(base), lora_path=lora, **options)
         model.eval(TOKENS)
