@@ -57,6 +57,7 @@ TRANSACTIONS_MIN: Final = 32
 """Ticks for which the account must be able to pay the fees before a container is accepted."""
 DISK_SPARE_BYTES: Final = 512 << 20
 TIDY_S: Final = 600.0
+TIDY_AGAIN_S: Final = 10.0
 
 
 def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
@@ -89,6 +90,8 @@ class Containers:
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
         self._folder = data_dir
         self._files = ContainerFiles(data_dir / "notes", blobs)
+        self._left_over = trio.Event()
+        """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
         self.started = 0
         """Containers that were started since the start of the node, ..."""
@@ -127,7 +130,11 @@ class Containers:
                 raise
             except (DekubeError, OSError) as error:
                 _log.warning("containers without a task could not be removed", error=str(error))
-            await trio.sleep(TIDY_S)
+                await trio.sleep(TIDY_AGAIN_S)
+                continue
+            self._left_over = trio.Event()
+            with trio.move_on_after(TIDY_S):
+                await self._left_over.wait()
 
     async def _sweep(self) -> None:
         """Remove containers, disks and records of tasks that ask nothing of this machine."""
@@ -265,7 +272,10 @@ class Containers:
                 raise
         assert known.end is not None
         await self._wallet.send(FINISH_TASK, finish_values(task, self._payable(task, known.seconds), known.end))
-        await self._backend.remove(task)
+        try:
+            await self._backend.remove(task)
+        except (DekubeError, OSError):  # the chain asks for nothing more: ``tidy`` removes it
+            self._left_over.set()
         _log.info("a container ended", task=task, end=known.end.kind.name, code=known.end.code, s=known.seconds)
 
     def _payable(self, task: bytes, seconds: int) -> int:
