@@ -107,7 +107,7 @@ def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:
         running.verb("kill", worker)
         assert not [pid for pid in jobs if b"tasks.executor.child" in command_of(pid)]
         running.verb("restart", worker)
-        said, _ = demonstration.communicate(timeout=300)
+        said, _ = demonstration.communicate(timeout=600)
     finally:
         demonstration.kill()
         demonstration.wait()
