@@ -34,7 +34,7 @@ WIDTH, HEIGHT, MARGIN = 640, 320, 48
 @overwrite_option
 @json_option
 def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_json: bool) -> None:
-    """Show the loss of a task, a point for each segment, and that of each evaluation.
+    """Show the loss of a task for each segment, and that of each evaluation.
 
     The numbers are the worker's, under the root of its proof. For `generate` they say nothing about quality.
 
