@@ -14,7 +14,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.view.accounts import balance_of
-from tasks.ledger import queries, screening, transitions
+from tasks.ledger import block_end, queries, screening
 from tasks.ledger.bonds import SET_TERMS, SHARE_BPS_MAX, SPONSOR_NODE, WITHDRAW_SPONSOR, pay_from_bond
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.lifecycle import Phase
@@ -43,7 +43,7 @@ MACHINE, SPONSOR, OWNER, THIEF = KEYS[1:5]
 def note_wakes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return a list that takes the machines that look at parked tasks from now on."""
     woken: list[bytes] = []
-    monkeypatch.setattr(transitions, "wake", lambda _scope, address: woken.append(address))
+    monkeypatch.setattr(block_end, "wake", lambda _scope, address: woken.append(address))
     return woken
 
 
