@@ -10,11 +10,12 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import orjson
 
 from rpc.client.core import hexed
 from rpc.client.errors import WebhookInvalid
@@ -79,8 +80,8 @@ def read_webhook(secret: bytes, headers: Mapping[str, str], body: bytes, *, now_
     if not any(hmac.compare_digest(wanted, one.encode("utf-8", "replace")) for one in given):
         raise WebhookInvalid("no signature is right")
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
+        document = orjson.loads(body)
+    except ValueError:
         raise WebhookInvalid("not a JSON document") from None
     if type(document) is not dict:
         raise WebhookInvalid("not a JSON object")
@@ -103,4 +104,4 @@ def ended_event(task: Task, totals: EscrowTotals, *, now_s: float) -> tuple[str,
             "burned": str(totals.burned),
         },
     }  # fmt: skip
-    return f"{told}.{task.phase}", json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return f"{told}.{task.phase}", orjson.dumps(body, option=orjson.OPT_SORT_KEYS)

@@ -83,6 +83,10 @@ def _always(*_arguments: object) -> bool:
     return True
 
 
+def _no_asks(*_arguments: object) -> list[object]:
+    return []
+
+
 def _none(*_arguments: object) -> None:
     return None
 
@@ -258,12 +262,12 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "late-window", "no second time for a window, and the lowest ask takes a lost task",
             {"window_extra_ms": 0}, (Aim("line cutter", {"at": "opening", "minutes": 35, "cuts": 4}),),
-            (_of("_Call._replacing", _none, "calls"),),
+            (_of("_Call._replacing", _no_asks, "calls"),),
         ),
         Absent(
             "replacement-draw", "the lowest ask takes a task that has lost its worker",
             aims=(Aim("line cutter", {"at": "opening", "minutes": 1_500}),),
-            patches=(_of("_Call._replacing", _none, "calls"),),
+            patches=(_of("_Call._replacing", _no_asks, "calls"),),
         ),
         # Verification
         Absent(

@@ -95,7 +95,12 @@ def test_a_job_is_read_as_json_with_a_byte_order_mark_and_as_canonical_bytes(tmp
         ("", "match_ms", 0, "match_ms: an integer from 1 to 86400000 expected, not 0"),
         ("", "match_ms", -1, "match_ms: not a whole number of 0 or more: -1"),
         ("", "match_ms", "9" * 50, r"match_ms: number too large \(50 digits\)"),
-        ("", "kind", "infer", "the kinds train, finetune, generate can be run, not .infer."),
+        (
+            "",
+            "kind",
+            "infer",
+            "the kinds train, finetune, generate, container, embed, evaluate can be run, not .infer.",
+        ),
         ("dataset", "samples", 0, "dataset.samples: an integer from 1 to 524288 expected, not 0"),
         ("dataset", "blob", "0x12", "dataset.blob: not 64 hex digits"),
         ("", "max_price_per_tera_unit", "0", "max_price_per_tera_unit: an integer from 1 to "),

@@ -145,7 +145,7 @@ def test_rows_for_validation_may_have_a_file_of_their_own(folder: Path) -> None:
         ("rank: 2", "rank: 1000", "tune.yaml: the job cannot run: adapters of rank 1000"),
         ("v_proj", "lm_head", "tune.yaml: line 11: targets: a list of some of query"),
         ("kind: finetune", "kind: finetun", "tune.yaml: line 2: kind: 'finetun' is not known; did you mean fine"),
-        ("kind: finetune", "kind: mine", "tune.yaml: line 2: kind: 'mine' is not known; train or finetune"),
+        ("kind: finetune", "kind: mine", "tune.yaml: line 2: kind: 'mine' is not known; train, finetune"),
         ("lora:", "long_rows: split\nlora:", "tune.yaml: line 8: long_rows: refuse, truncate, drop expected"),
         ("lora:", "max_length: 17\nlora:", "tune.yaml: the job cannot run: rows of 17 tokens"),
         ("lora:", "max_length: 3\nlora:", "rows.jsonl: line 1: 5 tokens, at most 4"),
