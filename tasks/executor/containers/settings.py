@@ -30,6 +30,9 @@ RUN_TMPFS_BYTES: Final = 16 << 20
 OOM_SCORE: Final = 500
 """The kernel ends jobs before it ends the node."""
 IMAGE_VOLUMES_MAX: Final = 32
+GPU_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+NO_GPU: Final = "void"
+"""What NVIDIA's runtime takes for a container that is none of its business."""
 _VARIABLES: Final = {
     "HOME": f"{SCRATCH_PATH}/home",
     "TMPDIR": f"{SCRATCH_PATH}/tmp",  # noqa: S108  inside the container
@@ -139,10 +142,16 @@ def mounts_of(request: ContainerRequest, image: ImageFacts, places: Places) -> l
     return made
 
 
-def environment_of(request: ContainerRequest) -> list[str]:
-    """Return the variables: the request's own win over those of the machine."""
-    own = {text.partition("=")[0] for text in request.environment}
-    return [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own] + list(request.environment)
+def environment_of(request: ContainerRequest, gpus: Sequence[str] = ()) -> list[str]:
+    """Return the variables: the request's own win over those of the machine, but for the GPUs that it may see.
+
+    Where an engine's default runtime is NVIDIA's, this variable gives a container GPUs that it has not ordered,
+    and images for CUDA bring it along with the value ``all``.
+    """
+    kept = [text for text in request.environment if text.partition("=")[0] != GPU_VARIABLE]
+    own = {text.partition("=")[0] for text in kept}
+    machine = [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own]
+    return [*machine, *kept, f"{GPU_VARIABLE}={','.join(gpus) or NO_GPU}"]
 
 
 def create_body(
@@ -174,7 +183,7 @@ def create_body(
         ] if gpus else [],
     }  # fmt: skip
     body: dict[str, Any] = {
-        "Image": image.image_id, "User": f"{request.user}:{request.user}", "Env": environment_of(request),
+        "Image": image.image_id, "User": f"{request.user}:{request.user}", "Env": environment_of(request, gpus),
         "Labels": dict(labels), "Tty": False, "OpenStdin": False, "AttachStdin": False, "StopSignal": "SIGTERM",
         "Healthcheck": {"Test": ["NONE"]}, "HostConfig": host,
     }  # fmt: skip

@@ -112,6 +112,20 @@ def test_every_container_is_shut_in(request_made: ContainerRequest) -> None:
     json.dumps(body)
 
 
+def test_a_container_sees_the_gpus_that_it_has_ordered_and_no_others() -> None:
+    limits_of = {"cores": 1, "memory_mib": 64, "disk_mib": 64, "output_bytes": 0, "time_limit_s": 60}
+    for gpus, told in (((), "void"), (("GPU-a", "GPU-b"), "GPU-a,GPU-b")):
+        asks = ("NVIDIA_VISIBLE_DEVICES=all", "N=1")
+        request_made = ContainerRequest(IMAGE, Limits(**limits_of, gpus=len(gpus)), environment=asks)
+        body = create_body(request_made, FACTS, Places("/node/task/disk"), LABELS, gpus)
+        named = [text for text in body["Env"] if text.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        assert named == [f"NVIDIA_VISIBLE_DEVICES={told}"] and "N=1" in body["Env"]
+        found = made_by_engine(body)
+        found["Config"]["Env"] = ["NVIDIA_VISIBLE_DEVICES=all", "N=1"]  # what an image brings along
+        with pytest.raises(SettingsDiffer, match="Env"):
+            check_settings(body, found)
+
+
 @given(requests())
 def test_an_engine_that_obeys_passes(request_made: ContainerRequest) -> None:
     body = body_of(request_made)
