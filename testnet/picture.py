@@ -39,10 +39,10 @@ VALIDATORS: Final = 4
 WORKERS: Final = 2
 BASE_PORT: Final = 26600
 TITLE: Final = "DEKUBE: four validators, a relay, two workers, a language model trained and asked"
-WIDTH: Final = 116
 HEX_SHOWN: Final = 8
-ROWS_MAX: Final = 12
+ROWS_MAX: Final = 6
 """Maximum rows of a table in the picture; the middle of a longer one is left out."""
+_EDGES: Final = tuple("┏┃┡│└")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]{40,}")
 _FONTS: Final = re.compile(r"\s*@font-face \{\{.*?\}\}", re.DOTALL)
 """Font references, which a viewer would load from the network."""
@@ -204,7 +204,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     table: list[str] = []
     for line in [*lines, ""]:
-        if line[:1] in "┏┃┡│└" and line:
+        if line[:1] in _EDGES:
             table.append(line)
             continue
         found += _table(table)
@@ -243,12 +243,14 @@ def _cut(text: str) -> str:
 
 def draw(document: Document) -> str:
     """Return the picture (SVG) of a recorded run."""
+    lines = shortened(printed(document))
+    width = max(len(line) for line in lines if line[:1] in _EDGES)  # texts may be broken, tables may not
     console = Console(
-        record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor",
+        record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False,
     )  # fmt: skip
     console.print(Text("$ make testnet", style="bold green"))
-    for line in shortened(printed(document)):
+    for line in lines:
         console.print(Text(line, style="bold" if line[:1] == "┃" else ""))
     svg = console.export_svg(title=TITLE, code_format=_FONTS.sub("", CONSOLE_SVG_FORMAT), unique_id="testnet")
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testnet.demonstration import PROMPT, print_run, text_of_demonstration
-from testnet.picture import PICTURE, RECORDED_RUN, RecordedRun, Recorder, draw, printed, shortened
+from testnet.picture import PICTURE, RECORDED_RUN, ROWS_MAX, RecordedRun, Recorder, draw, printed, shortened
 
 
 @pytest.fixture(scope="module")
@@ -51,4 +51,4 @@ def test_a_run_is_kept_as_it_was_told(document: dict[str, Any]) -> None:
 def test_long_hashes_and_long_tables_are_cut() -> None:
     rows = ["┏━━┓", "┃ n ┃", "┡━━┩", *(f"│ 0x{'ab' * 32} │" for _ in range(20)), "└──┘"]
     found = shortened(rows)
-    assert len(found) == 3 + 12 + 1 + 1 and found[3] == "│ 0xababab… │"
+    assert len(found) == 3 + ROWS_MAX + 1 + 1 and found[3] == "│ 0xababab… │"
