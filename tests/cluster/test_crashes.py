@@ -80,8 +80,9 @@ def test_the_speed_of_machines_was_measured_and_checked(running: Network) -> Non
         return found if all(node and node["trial"] and node["trial"]["checked"] for node in found) else None
 
     for node in wait_for(checked, "trials of both workers were checked"):
-        assert 0 < node["measured_rate"] <= node["rate"]
-        assert node["measured_rate"] == min(node["rate"], node["trial"]["rate"])
+        rate = min(node["rate"], node["trial"]["rate"])
+        # An eighth until a round has measured all machines together, and then what that round found at most.
+        assert 0 < rate // 8 <= node["measured_rate"] <= rate
 
 
 def test_a_task_settles_although_its_worker_is_killed(running: Network) -> None:

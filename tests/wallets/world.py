@@ -72,6 +72,9 @@ PLAYS_MAX: Final = 16
 FUNDS: Final = 20_000 * COIN
 BOND: Final = 100 * COIN
 PRICE: Final = 10**18
+RATE: Final = 1_000
+MEMORY_MIB: Final = 16_384
+"""Of the first machine; each has one more than the one before it."""
 PARAMETERS: Final = {
     "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
     "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.audit_bps": 10_000,
@@ -129,16 +132,17 @@ class Job(NamedTuple):
 
     @property
     def profile(self) -> bytes:
-        price, rate = self.spec.max_price_per_tera_unit, self.spec.requirements.rate_min
+        """It has just the memory that its job asks for, at just the highest price: no other play has it."""
+        price, memory = self.spec.max_price_per_tera_unit, self.spec.requirements.memory_mib
         roles = NodeRole.COMPUTE | NodeRole.RELAY
-        return encode(profile_to_value(profile_of(self.worker, roles, price=price, rate=rate)))
+        return encode(profile_to_value(profile_of(self.worker, roles, price=price, memory_mib=memory)))
 
 
-def profile_of(who: Account, role: NodeRole, *, price: int, rate: int) -> NodeProfile:
+def profile_of(who: Account, role: NodeRole, *, price: int, memory_mib: int = MEMORY_MIB) -> NodeProfile:
     """Return what ``who`` says of its machine."""
     return NodeProfile(
-        operator=who.secret.address, roles=role, gpus=(), cores=8, memory_mib=16_384, pcie_lanes=0,
-        price_per_tera_unit=price, rate=rate, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
+        operator=who.secret.address, roles=role, gpus=(), cores=8, memory_mib=memory_mib, pcie_lanes=0,
+        price_per_tera_unit=price, rate=RATE, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
     )  # fmt: skip
 
 
@@ -165,7 +169,7 @@ def job(number: int) -> Job:
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
         seed=digest(b"wallet-tests", b"seed" + bytes([number])), init_root=bytes(32),
         schedule=Schedule(1, 1, 1), max_price_per_tera_unit=PRICE * (number + 1),
-        requirements=Requirements(0, 0, 1_000 + number), match_ms=600_000,
+        requirements=Requirements(0, MEMORY_MIB + number, 0), match_ms=600_000,
     )  # fmt: skip
     requester, worker, staker = (account(f"{role}-{number}") for role in ("requester", "worker", "staker"))
     return Job(number, requester, worker, staker, spec)
@@ -265,7 +269,7 @@ class World:
 
     async def register_verifier(self) -> None:
         """Register the machine that checks everybody's work."""
-        profile = profile_of(self.verifier, NodeRole.VERIFY, price=1, rate=1)
+        profile = profile_of(self.verifier, NodeRole.VERIFY, price=1)
         raw = sign_transaction(
             self.verifier.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
             payload=[profile_to_value(profile), BOND], gas_limit=3_000_000, max_fee_per_gas=10**10,
