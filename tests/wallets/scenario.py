@@ -543,6 +543,7 @@ class Play:
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "14",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
+            "elapsed": "60", "end": WITHOUT_CONTAINER["finishTask"][1],
             "size": "1", "roots": "0x" + encode([_HASH]).hex(), "members": "1", **CHUNKS,
             "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
