@@ -602,7 +602,8 @@ def _take(file: Path) -> bytes:
 
 
 def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="dekube-") as folder:
+    # Beside the control socket: the node, which may be in another container, writes the file by its path.
+    with tempfile.TemporaryDirectory(prefix="dekube-", dir=control.parent) as folder:
         target = os.path.join(folder, "blob")
         try:
             ask_node(
