@@ -161,12 +161,13 @@ class FinetunePart(NamedTuple):
 
     def inputs(self) -> tuple[Input, ...]:
         """Return the blobs that a job starts from: its rows, and the frozen model."""
-        rows = row_tensors(self._shape)
+        rows = row_tensors(self.shape)
         size = sum(kind.size_bytes for kind in rows.values())
         return Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size), self.model.input()
 
     @property
-    def _shape(self) -> FinetuneShape:
+    def shape(self) -> FinetuneShape:
+        """The shape of its program. Raises ProgramInvalid for one that no program is made of."""
         rows, adapters = self.dataset, self.adapters
         return FinetuneShape(
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
@@ -199,7 +200,7 @@ FINETUNE_FIELDS: Final = KindFields(
 @lru_cache(maxsize=PLANS_HELD_MAX)
 def _plan(part: FinetunePart, seed: bytes, total_steps: int) -> TuningPlan:
     try:
-        shape = part._shape
+        shape = part.shape
         updates = updates_of(shape.loop(1), total_steps)
         rates = FinetuneRates(
             Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, updates, part.rates.clip_nano
