@@ -46,6 +46,9 @@ MACHINES_TIMEOUT_S: Final = 90.0
 TASK_TIMEOUT_S: Final = 600.0
 COMPUTE_MIN: Final = 1
 VERIFY_MIN: Final = 3
+SEED: Final = digest(b"demonstration", bytes([11]))
+"""First weights from which the text is learned, to a loss of 0.014. Of twelve seeds one ended at 0.75, the others
+below 0.04. The work is exact, so every run gives the same model."""
 PROMPT: Final = "The Zen of Python"
 """The text begins so, and no other line of it does."""
 NEW_TOKENS: Final = 46
@@ -216,11 +219,9 @@ class _LiveTask:
     def _made(self, fields: dict[str, object], data: bytes, tuned: TaskResult | None = None) -> MadeJob:
         from tasks.requests.reading import request_of
 
-        height = self._client.head().at.height
         return make_job(
-            request_of(fields), data=data, tuned=tuned, max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT,
-            seed=digest(b"demonstration", self._requester.address + height.to_bytes(8)),
-        )  # fmt: skip
+            request_of(fields), data=data, tuned=tuned, max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, seed=SEED
+        )
 
     def _result(self) -> TaskResult:
         return self._client.result(self.task, control=self._home.control)
