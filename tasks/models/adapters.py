@@ -6,7 +6,6 @@ receipt has the roots of the optimiser's moments. So the root of the whole state
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +16,7 @@ import numpy as np
 from tasks.engines.state import TrainingState
 from tasks.models.errors import FolderInvalid, ModelError
 from tasks.models.huggingface import MODULES
+from tasks.models.receipts import FETCH_AGAIN, RECEIPT, json_bytes, root_of, told_root
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.errors import ProgramInvalid
@@ -40,18 +40,15 @@ __all__ = [
 ADAPTERS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"
 README: Final = "README.md"
-RECEIPT: Final = "receipt.json"
 FILES: Final = (ADAPTERS, SETTINGS, README, RECEIPT)
 """Names of a folder's files. Others in a folder are not checked."""
 RECEIPT_BYTES_MAX: Final = 4 << 20
 STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _KIND: Final = "finetune"
-_ROOT: Final = re.compile(r"0x[0-9a-f]{64}")
 BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 """Name or path of the model that loads adapters."""
 _MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
-_AGAIN: Final = "Fetch the result again"
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,11 @@ class Receipt:
     def encode(self) -> bytes:
         """Return the bytes of the file."""
         shape = asdict(self.shape) | {"targets": list(self.shape.targets)}
-        return _json({
-            "version": _VERSION, "kind": _KIND, "task": None if self.task is None else _hex(self.task),
-            "base": self.base, "model_root": _hex(self.model_root), "rows_root": _hex(self.rows_root),
-            "step": self.step, "state_root": _hex(self.state_root), "shape": shape,
-            "moments": {name: _hex(root) for name, root in self.moments.items()},
+        return json_bytes({
+            "version": _VERSION, "kind": _KIND, "task": None if self.task is None else told_root(self.task),
+            "base": self.base, "model_root": told_root(self.model_root), "rows_root": told_root(self.rows_root),
+            "step": self.step, "state_root": told_root(self.state_root), "shape": shape,
+            "moments": {name: told_root(root) for name, root in self.moments.items()},
         })  # fmt: skip
 
     @classmethod
@@ -88,7 +85,7 @@ class Receipt:
         try:
             value = read_object(data.decode("utf-8"))
         except (UnicodeDecodeError, JsonFault):
-            raise FolderInvalid("not valid JSON", file=RECEIPT, remedy=_AGAIN) from None
+            raise FolderInvalid("not valid JSON", file=RECEIPT, remedy=FETCH_AGAIN) from None
         match value:
             case {
                 "version": 1, "kind": "finetune", "task": (str() | None) as task, "base": str(base),
@@ -98,34 +95,20 @@ class Receipt:
                 len(value) == 10 and type(step) is int and 0 <= step < STEP_MAX and BASE.fullmatch(base)
             ):  # fmt: skip
                 found = cls(
-                    None if task is None else _unhex(task), base, _unhex(model), _unhex(rows), step, _unhex(state),
-                    _shape(shape), {name: _unhex(root) for name, root in moments.items()},
+                    None if task is None else root_of(task), base, root_of(model), root_of(rows), step,
+                    root_of(state), _shape(shape), {name: root_of(root) for name, root in moments.items()},
                 )  # fmt: skip
             case _:
-                raise FolderInvalid("not the receipt of adapters", file=RECEIPT, remedy=_AGAIN)
+                raise FolderInvalid("not the receipt of adapters", file=RECEIPT, remedy=FETCH_AGAIN)
         others = {name for name in state_tensors(found.shape) if not _is_result(found.shape, name)}
         if found.moments.keys() != others:
-            raise FolderInvalid("moments of other tensors than the shape has", file=RECEIPT, remedy=_AGAIN)
+            raise FolderInvalid("moments of other tensors than the shape has", file=RECEIPT, remedy=FETCH_AGAIN)
         return found
 
 
 def _is_result(shape: FinetuneShape, name: str) -> bool:
     """Tell whether a tensor of a state is a matrix of the result."""
     return name.startswith(f"{shape.result}/")
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
-
-
-def _hex(value: bytes) -> str:
-    return "0x" + value.hex()
-
-
-def _unhex(value: object) -> bytes:
-    if not isinstance(value, str) or not _ROOT.fullmatch(value):
-        raise FolderInvalid("a root that is not 0x and 64 hex digits", file=RECEIPT, remedy=_AGAIN)
-    return bytes.fromhex(value[2:])
 
 
 def _shape(value: dict[str, Any]) -> FinetuneShape:
@@ -139,7 +122,7 @@ def _shape(value: dict[str, Any]) -> FinetuneShape:
                     raise TypeError(field.name)
         return FinetuneShape(model=LlamaShape(**model), targets=tuple(targets), **value)
     except (KeyError, TypeError, ProgramInvalid) as error:
-        raise FolderInvalid(f"shape: {str(error)[:80]}", file=RECEIPT, remedy=_AGAIN) from None
+        raise FolderInvalid(f"shape: {str(error)[:80]}", file=RECEIPT, remedy=FETCH_AGAIN) from None
 
 
 def receipt_of(
@@ -196,13 +179,13 @@ def adapter_folder(receipt: Receipt, parameters: Mapping[str, bytes]) -> dict[st
         "target_modules": sorted(MODULES[target].partition(".")[2] for target in shape.targets),
     }  # fmt: skip
     return {
-        ADAPTERS: write_safetensors(matrices, {"format": "pt"}), SETTINGS: _json(settings),
+        ADAPTERS: write_safetensors(matrices, {"format": "pt"}), SETTINGS: json_bytes(settings),
         README: _readme(receipt), RECEIPT: receipt.encode(),
     }  # fmt: skip
 
 
 def _readme(receipt: Receipt) -> bytes:
-    task = "none" if receipt.task is None else _hex(receipt.task)
+    task = "none" if receipt.task is None else told_root(receipt.task)
     kept = "of the lowest validation loss" if receipt.shape.keeps_best else "after the last step"
     return f"""---
 base_model: {receipt.base}
@@ -227,9 +210,9 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{receipt
 | Task | {task} |
 | Steps | {receipt.step} |
 | Adapters | {kept} |
-| Root of the state | {_hex(receipt.state_root)} |
-| Root of the frozen model | {_hex(receipt.model_root)} |
-| Root of the rows | {_hex(receipt.rows_root)} |
+| Root of the state | {told_root(receipt.state_root)} |
+| Root of the frozen model | {told_root(receipt.model_root)} |
+| Root of the rows | {told_root(receipt.rows_root)} |
 """.encode()
 
 
@@ -237,16 +220,18 @@ def check_folder(files: Mapping[str, bytes]) -> Receipt:
     """Return the receipt of a folder whose files all agree with it. Raises FolderInvalid, which names the file."""
     for name in FILES:
         if name not in files:
-            raise FolderInvalid("the file is missing", file=name, remedy=_AGAIN)
+            raise FolderInvalid("the file is missing", file=name, remedy=FETCH_AGAIN)
     receipt = Receipt.decode(files[RECEIPT])
     parameters = _parameters(receipt.shape, files[ADAPTERS])
     kinds = state_tensors(receipt.shape)
     roots = dict(receipt.moments) | {name: tensor_root(kinds[name], one) for name, one in parameters.items()}
     if _state_root(receipt.shape, receipt.step, roots) != receipt.state_root:
-        raise FolderInvalid(f"its values are not those of the state in {RECEIPT}", file=ADAPTERS, remedy=_AGAIN)
+        raise FolderInvalid(
+            f"its values are not those of the state in {RECEIPT}", file=ADAPTERS, remedy=FETCH_AGAIN
+        )
     for name, content in adapter_folder(receipt, parameters).items():
         if files[name] != content:
-            raise FolderInvalid(f"other bytes than {RECEIPT} asks for", file=name, remedy=_AGAIN)
+            raise FolderInvalid(f"other bytes than {RECEIPT} asks for", file=name, remedy=FETCH_AGAIN)
     return receipt
 
 
@@ -261,14 +246,14 @@ def _parameters(shape: FinetuneShape, data: bytes) -> dict[str, bytes]:
     try:
         file = read_safetensors(data)
     except ModelError as error:
-        raise FolderInvalid(error.text, file=ADAPTERS, remedy=_AGAIN) from None
+        raise FolderInvalid(error.text, file=ADAPTERS, remedy=FETCH_AGAIN) from None
     if file.tensors.keys() != places.keys():
-        raise FolderInvalid("other tensors than the shape has", file=ADAPTERS, remedy=_AGAIN)
+        raise FolderInvalid("other tensors than the shape has", file=ADAPTERS, remedy=FETCH_AGAIN)
     found = dict[str, bytes]()
     for place, (name, kind) in places.items():
         held = file.tensors[place]
         if (held.rows, held.columns, held.dtype) != (kind.rows, kind.columns, "F32"):
-            raise FolderInvalid(f"tensor {place} has another shape or type", file=ADAPTERS, remedy=_AGAIN)
+            raise FolderInvalid(f"tensor {place} has another shape or type", file=ADAPTERS, remedy=FETCH_AGAIN)
         found[name] = file.content_of(place)
     return found
 
@@ -277,4 +262,4 @@ def check_state(receipt: Receipt, state: TrainingState) -> None:
     """Check that a whole state is that of a receipt. Raises FolderInvalid."""
     roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(receipt.shape).items()}
     if (state.step, _state_root(receipt.shape, state.step, roots)) != (receipt.step, receipt.state_root):
-        raise FolderInvalid("the state is not the one that the receipt names", file=RECEIPT, remedy=_AGAIN)
+        raise FolderInvalid("the state is not the one that the receipt names", file=RECEIPT, remedy=FETCH_AGAIN)

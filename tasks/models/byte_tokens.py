@@ -6,9 +6,10 @@ format of the library ``tokenizers``, so other programs turn text into the same 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final
+
+from tasks.models.receipts import json_bytes
 
 __all__ = ["BYTES_VOCABULARY", "END_TEXT", "END_TOKEN", "ByteTokens", "tokenizer_files"]
 
@@ -67,8 +68,4 @@ def tokenizer_files(context: int) -> dict[str, bytes]:
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_TEXT, "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }  # fmt: skip
-    return {"tokenizer.json": _json(made), "tokenizer_config.json": _json(settings)}
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+    return {"tokenizer.json": json_bytes(made), "tokenizer_config.json": json_bytes(settings)}

@@ -1,4 +1,4 @@
-"""Bytes and values of the receipts that folders of results have."""
+"""The one form of JSON files in folders of results, and values of their receipts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT: Final = re.compile(r"0x[0-9a-f]{64}")
 
 def json_bytes(value: object) -> bytes:
     """Return the one form of a JSON file: sorted, indented, ASCII."""
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=True) + "\n").encode()
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
 
 
 def told_root(value: bytes) -> str:

@@ -351,7 +351,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "receipt of adapters", Target(
         lambda data: Receipt.decode(data), (MADE.encode(),),
-        tuple(f"tasks.models.adapters:{name}" for name in ("Receipt.decode", "_unhex", "_shape")),
+        tuple(f"tasks.models.adapters:{name}" for name in ("Receipt.decode", "_shape")),
         (FolderInvalid,), memory=160,
     )  # fmt: skip
     yield "receipt of a trained model", Target(
