@@ -9,7 +9,7 @@ from typing import Any
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.pass_plan import CHECKS_HELD_MAX, PROGRAMS_HELD_MAX, PassPlan
+from tasks.engines.pass_plan import CHECKS_HELD_MAX, PROGRAMS_HELD_MAX, PassPlan, llama_of, llama_value
 from tasks.engines.tuning_plan import COSTS_HELD_MAX, TuningPlan
 from tasks.programs.bert_shape import BertShape
 from tasks.programs.embed import (
@@ -57,12 +57,10 @@ def _program(shape: EmbedShape) -> Program:
 
 
 def _model_value(model: ModelShape) -> list[Value]:
-    sizes: list[Value] = [model.vocabulary, model.width, model.layers, model.heads]
-    if isinstance(model, BertShape):
-        return [*sizes, model.hidden, model.context, model.epsilon_nano]
+    if isinstance(model, LlamaShape):
+        return llama_value(model)
     return [
-        *sizes, model.key_heads, model.head_width, model.hidden, model.context, model.rotary_base,
-        model.epsilon_nano, int(model.tied), int(model.biased),
+        model.vocabulary, model.width, model.layers, model.heads, model.hidden, model.context, model.epsilon_nano,
     ]  # fmt: skip
 
 
@@ -71,11 +69,7 @@ def _model_of(value: list[Any]) -> ModelShape:
     match value:
         case [_, _, _, _, _, _, _] if all(type(one) is int for one in value):
             return BertShape(*value)
-        case [*sizes, (0 | 1) as tied, (0 | 1) as biased] if len(sizes) == 10 and all(
-            type(one) is int for one in value
-        ):
-            return replace(LlamaShape(*sizes), tied=bool(tied), biased=bool(biased))
-    raise DecodeError("not the shape of a model")
+    return llama_of(value)
 
 
 @dataclass(frozen=True)

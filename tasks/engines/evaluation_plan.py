@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.pass_plan import CHECKS_HELD_MAX, PROGRAMS_HELD_MAX, PassPlan, adapter_plan_of
+from tasks.engines.pass_plan import (
+    CHECKS_HELD_MAX,
+    PROGRAMS_HELD_MAX,
+    PassPlan,
+    adapter_plan_of,
+    llama_of,
+    llama_value,
+)
 from tasks.engines.tuning_plan import COSTS_HELD_MAX, TuningPlan
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.evaluate import (
@@ -21,7 +28,7 @@ from tasks.programs.evaluate import (
 )
 from tasks.programs.evaluate_units import check_evaluate, evaluate_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
-from tasks.programs.llama_shape import Adapter, LlamaShape, model_bytes, weight_tensors
+from tasks.programs.llama_shape import Adapter, model_bytes, weight_tensors
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
@@ -50,16 +57,6 @@ def _program(shape: EvaluateShape) -> Program:
         return evaluate_program(shape, checks_bounds=False)
     like = replace(shape, model=replace(shape.model, layers=LAYERS))
     return layered_program(_pattern(like), shape.model.layers)
-
-
-def _model_of(value: list[Any]) -> LlamaShape:
-    """Return a model's shape. Raises ProgramInvalid, DecodeError."""
-    match value:
-        case [*sizes, (0 | 1) as tied, (0 | 1) as biased] if len(sizes) == 10 and all(
-            type(one) is int for one in value
-        ):
-            return replace(LlamaShape(*sizes), tied=bool(tied), biased=bool(biased))
-    raise DecodeError("not the shape of a model")
 
 
 def _adapter_of(value: list[Any]) -> Adapter | None:
@@ -125,7 +122,7 @@ class EvaluationPlan(PassPlan):
             rank, alpha, targets, step, layout = shape.adapter
             adapter = [rank, alpha, list(targets), step, layout]
         sizes: list[Value] = [shape.batch, shape.rows, shape.length, shape.slots]
-        return [[int(one) for one in astuple(shape.model)], sizes, adapter]
+        return [llama_value(shape.model), sizes, adapter]
 
     @classmethod
     def from_value(cls, value: list[Any], seed: bytes) -> EvaluationPlan:
@@ -136,7 +133,7 @@ class EvaluationPlan(PassPlan):
             case _:
                 raise DecodeError("not a plan of evaluating")
         try:
-            shape = EvaluateShape(_model_of(model), batch, rows, length, slots, _adapter_of(adapter))
+            shape = EvaluateShape(llama_of(model), batch, rows, length, slots, _adapter_of(adapter))
             return cls(seed, shape)
         except ProgramInvalid as error:
             raise UnsupportedJob(str(error)) from None
