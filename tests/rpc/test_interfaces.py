@@ -13,7 +13,8 @@ from eth_utils.abi import function_signature_to_4byte_selector
 
 from node.cli.contracts import TESTNET_CHAIN_ID, contracts
 from rpc.ethereum.contracts import CONTRACTS, VIEWS, abi_json, rules_of
-from rpc.ethereum.interfaces import _TEXTS, KINDS, RESERVED, contract_files, interface_of, text_of
+from rpc.ethereum.interfaces import KINDS, RESERVED, contract_files, interface_of, text_of
+from rpc.ethereum.texts import TEXTS
 from state.primitives.address import format_address
 from tasks.ledger.events import EVENTS
 from testnet.plan import CHAIN_ID
@@ -40,8 +41,8 @@ def test_every_member_and_parameter_has_a_text_and_no_text_is_for_nothing() -> N
             assert text_of(contract, item["name"]).endswith(".")
             named = [p["name"] for p in (*item["inputs"], *item.get("outputs", []))]
             assert all(text_of(contract, item["name"], name) for name in named)
-            assert _TEXTS[contract, item["name"]].parameters.keys() <= set(named)
-    assert members == _TEXTS.keys()
+            assert TEXTS[contract, item["name"]].parameters.keys() <= set(named)
+    assert members == TEXTS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
