@@ -56,7 +56,7 @@ __all__ = [
     "schedule_release",
 ]
 
-MOVE_GAS: Final = 22_000_000
+MOVE_GAS: Final = 16_000_000
 """Weight of a move: its bytes, what judging the largest takes, and the program of a job that is not in memory."""
 SHOW_GAS: Final = 500_000
 """Weight of a transaction that shows leaves which do not fit."""

@@ -101,7 +101,7 @@ def group_rules(
     return (
         # As for a task: a program that no node has built before, and then a bid that looks at all machines.
         Rule(
-            CREATE_GROUP, "create_group", 22_000_000, _decode_create,
+            CREATE_GROUP, "create_group", 16_000_000, _decode_create,
             lambda new: budget_of(new.spec, parameters).total, create,
             call=CallForm(
                 LEDGER_ADDRESS, "createGroup(bytes specification, uint32 members, uint32 spares)", is_payable=True

@@ -20,7 +20,7 @@ from tasks.proofs import WindowProof
 
 __all__ = ["CLAIM_DIVERGED_GAS", "claim_diverged", "submit_window"]
 
-CLAIM_DIVERGED_GAS = 22_000_000
+CLAIM_DIVERGED_GAS = 16_000_000
 """Weight of a claim: that of a proof, and the program of a job that is not in memory, as of a move."""
 
 

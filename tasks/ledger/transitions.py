@@ -427,7 +427,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(HEARTBEAT, "heartbeat", 130_000, decode_nothing, _free, market.heartbeat, checks_first=True),
         Rule(SET_PAYOUT, "set_payout", 150_000, decode_payout, _free, market.set_payout),
         # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
-        Rule(CREATE_TASK, "create_task", 22_000_000, decode_create, market.budget, market.create),
+        Rule(CREATE_TASK, "create_task", 16_000_000, decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 550_000, decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 280_000, decode_amount, lambda p: p.amount, market.accept),
         Rule(START_TASK, "start_task", 260_000, decode_start, _free, market.start),

@@ -62,7 +62,7 @@ def refused(net: Network, *arguments: object, member: str = "validator-0") -> st
 
 
 def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, tmp_path: Path) -> None:
-    sizes = ("--steps", 200, "--windows", 2, "--widths", "64,32,10", "--seed", "test")
+    sizes = ("--steps", 240, "--windows", 2, "--widths", "64,32,10", "--seed", "test")
     quote = ask(net, "task", "quote", *sizes, "--save", tmp_path / "job.json")
     assert int(quote["total"]) == sum(int(quote[name]) for name in ("price", "verification", "fee", "preparation"))
 
@@ -72,7 +72,7 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     assert ask(net, "task", "watch", task, "--timeout", 120) == {"task": task, "phase": "settled"}
 
     shown = ask(net, "task", "show", task)
-    assert shown["task"]["spec"]["schedule"] == {"total_steps": 200, "segment_steps": 10, "window_steps": 100}
+    assert shown["task"]["spec"]["schedule"] == {"total_steps": 240, "segment_steps": 10, "window_steps": 120}
     assert [window["phase"] for window in shown["windows"]] == ["final", "final"]
     assert shown["windows"] == ask(net, "task", "proof", task)
 
@@ -84,9 +84,9 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     assert result["state_root"] == shown["windows"][-1]["proof"]["state_root_out"]
     assert result["accuracy"] > ACCURACY_MIN  # of samples that it was not trained on
     with np.load(tmp_path / "model.npz", allow_pickle=False) as model:
-        assert int(model["step"]) == 200
+        assert int(model["step"]) == 240
     halfway = ask(net, "task", "result", task, "--window", 0)
-    assert halfway["step"] == 100
+    assert halfway["step"] == 120
     assert halfway["state_root"] == shown["windows"][0]["proof"]["state_root_out"]
 
     bill = ask(net, "task", "bill", task)

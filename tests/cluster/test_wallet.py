@@ -112,7 +112,7 @@ def test_a_task_is_posted_followed_and_fetched_without_a_node(net: Network, tmp_
         done = CliRunner(env=environment).invoke(group, command, standalone_mode=False, catch_exceptions=False)
         return json.loads(done.stdout)
 
-    recipe = ("--widths", "64,32,10", "--steps", 200, "--windows", 2, "--seed", "without a node")
+    recipe = ("--widths", "64,32,10", "--steps", 240, "--windows", 2, "--seed", "without a node")
     priced = ask("task", "quote", *recipe)
     made = ask("task", "create", *recipe, *key, "--watch")
     assert made["phase"] == "settled"

@@ -65,7 +65,7 @@ from tests.tasks.toywork import start_root
 from tests.tasks.world import DKB, WORTH, found, leaves_of, proof_of, salt, spec, work_of
 
 NONCE = b"n" * 32
-GAS_LIMIT = 24_000_000
+GAS_LIMIT = 16_000_000
 GAPS_MS = (0, 0, 0, 0, 0, 0, 0, 40_000, 600_000, 10**9)
 MARKET = {
     "tasks.presence_ms": 10**12, "tasks.registration_valid_ms": 10**12, "consensus.block_interval_ms": 1,

@@ -251,7 +251,7 @@ def call_of(kind: int, payload: list[Any], runtime: Runtime = RUNTIME) -> tuple[
     return rule.call.contract, *rule.call.call_of(payload, rule.moves(rule.decode(payload)))
 
 
-def dynamic(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 24_000_000) -> Transaction:
+def dynamic(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 16_000_000) -> Transaction:
     transaction = decode_transaction(
         sign_dynamic(key, chain_id=CHAIN_ID, nonce=nonce, to=to, value=value, data=data, gas=gas, fee=FEE)
     )
@@ -259,7 +259,7 @@ def dynamic(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: in
     return transaction
 
 
-def legacy(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 24_000_000) -> Transaction:
+def legacy(key: Any, nonce: int, to: bytes, value: int, data: bytes, *, gas: int = 16_000_000) -> Transaction:
     transaction = decode_transaction(
         sign_legacy(key, chain_id=CHAIN_ID, nonce=nonce, to=to, value=value, data=data, gas=gas, price=FEE)
     )
@@ -276,7 +276,7 @@ def test_every_kind_can_be_called_and_is_tested_here() -> None:
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([dynamic, legacy]))
 def test_both_forms_of_an_action_are_the_same_to_the_runtime(data: st.DataObject, kind: int, form: Any) -> None:
     payload = data.draw(KINDS[kind])
-    native = RUNTIME.check(signed(ALICE, 3, kind, payload, gas_limit=24_000_000))
+    native = RUNTIME.check(signed(ALICE, 3, kind, payload, gas_limit=16_000_000))
     called = RUNTIME.check(form(ALICE, 3, *call_of(kind, payload)))
     # What execution takes from a transaction: its rule, payload, sender, nonce and fees.
     assert (called.rule, called.payload, called.cost_max) == (native.rule, native.payload, native.cost_max)
@@ -288,7 +288,7 @@ def test_both_forms_of_an_action_are_the_same_to_the_runtime(data: st.DataObject
 @given(st.data(), st.sampled_from(sorted(KINDS)))
 def test_execution_leaves_the_same_state_events_and_fee(data: st.DataObject, kind: int) -> None:
     payload = data.draw(KINDS[kind])
-    native = signed(ALICE, 0, kind, payload, gas_limit=24_000_000)
+    native = signed(ALICE, 0, kind, payload, gas_limit=16_000_000)
     called = dynamic(ALICE, 0, *call_of(kind, payload))
     called.hash = native.hash  # a task's history names the transaction, which is another one here
     outcomes = []
@@ -321,7 +321,7 @@ def test_junk_is_refused_without_a_word_of_the_insides(function: str, said: str)
     for junk in (b"", b"\xa0", b"\xf6\xf6", b"\xff", b"junk"):
         call: list[Value] = [form.contract, 0, form.function.encode(junk)]
         transaction = Transaction(
-            b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 24_000_000, CALL_KIND, call, (b"", 0, 0, b""), b""
+            b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 16_000_000, CALL_KIND, call, (b"", 0, 0, b""), b""
         )
         transaction.sender = bytes(range(20))
         with pytest.raises(CallRefused) as caught:
@@ -355,7 +355,7 @@ class Compared(World):
         for form, of_form, items in ((NATIVE_FORM, kind, received), (DYNAMIC_FORM, CALL_KIND, called)):
             nonce = self.nonces.get(sender, 0)
             transaction = Transaction(
-                b"", form, CHAIN_ID, nonce, 0, FEE, 24_000_000, of_form, items, (b"", 0, 0, b""), b""
+                b"", form, CHAIN_ID, nonce, 0, FEE, 16_000_000, of_form, items, (b"", 0, 0, b""), b""
             )
             transaction.sender = sender
             after = Overlay(self.state)
@@ -609,7 +609,7 @@ def test_the_native_form_does_not_carry_calls() -> None:
 )
 def test_any_call_data_gives_the_typed_error(form: CallForm, value: int, data: bytes, is_named: bool) -> None:
     transaction = Transaction(
-        b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 24_000_000, CALL_KIND,
+        b"", DYNAMIC_FORM, CHAIN_ID, 0, 0, FEE, 16_000_000, CALL_KIND,
         [form.contract, value, (form.function.selector if is_named else b"") + data], (b"", 0, 0, b""), b"",
     )  # fmt: skip
     transaction.sender = ALICE.address
