@@ -23,7 +23,6 @@ from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.adapters import tuned_of
 from node.cli.tasks.group import (
     MEMBERS_MAX,
-    SeatTerms,
     check_seats,
     group_document,
     group_lines,
@@ -32,13 +31,13 @@ from node.cli.tasks.group import (
     tell_posted,
 )
 from node.cli.tasks.job_file import read_job
-from node.cli.tasks.keeping import NO_CUSTODY, CustodyAsk, check_node, plain_dataset, share_out, told_readers
-from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
+from node.cli.tasks.keeping import CustodyAsk, plain_dataset
+from node.cli.tasks.private import PrivateTask, check_budget, kept_input, seat_terms, send_ask
 from node.cli.tasks.told import told_job
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.cli.workflows import create_all, quote_all
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
-from node.market.private_jobs import INPUTS, make_private, put_private
+from node.market.private_jobs import INPUTS, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
 from rpc.client.jobs import JobQuote, at_price, blobs_of, make_job
@@ -52,9 +51,7 @@ from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
-from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
-from tasks.ledger.group_records import seat_task
-from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
+from tasks.ledger.screening import dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.requests.terms import Terms
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
@@ -500,98 +497,174 @@ def create(
         refuse_given(_ONE_TASK, "the file has several tasks")
         create_all(session, job, recipe.job_file, name, anyway=anyway, yes=yes, watches=watches, as_json=as_json)
         return
+    wanted = _Wanted(is_kept, is_private, keeps_input, dataset, holders, threshold, members, spares, anyway)
     key = session.key()
     with session.client() as client:
-        raw, made, terms = _job(session, client, recipe, has_custody=is_kept is not False)
-        is_kept = terms.custody if is_kept is None else is_kept
-        spec = decode_spec(raw)
-        plain = None
-        if spec.is_metered:
-            refuse_given(_PROVEN_ONLY, "a container has neither custody nor groups")
-            is_kept = False
-        if is_private or keeps_input or holders:
-            plain = plain_dataset(spec, dataset) if made is None else made.rows
-        private = None
-        if is_private and plain is not None:
-            private = _Private(session, client, key, spec, plain, holders, threshold)
-            spec, raw = private.job.spec, encode_spec(private.job.spec)
-        if made is None and not spec.is_metered and spec.dataset.blob != DIGITS_BLOB:
-            for given in spec.inputs()[0 if private is None else 1 :]:
-                _tell_of_data(client, given.blob)
-        if private is None:
-            found = client.quote_job(spec)
-            quoted, objections = found.amounts, _objections(found)
-        else:
-            quoted = client.quote_task(raw)
-            objections = private.objections(quoted)
-        if keeps_input or holders:
-            objections += _noticed(quoted, FEW_CUSTODIANS)
-        if is_kept is not False:
-            objections += _noticed(quoted, CUSTODY_TOO_DEAR)
-        if objections and not anyway:
-            raise JobRefused(objections)
-        for _, text in objections:
-            say(f"Note: {text}.")
-        _tell_notices(quoted, with_data=False)
-        standing = check_seats(members, spares)
-        locked = quoted.total if members == 1 else seats_price(quoted, members, standing)
-        size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
-        if spec.is_metered:
-            size = f"a container for {show_span(1000 * spec.schedule.total_steps)} at most, nothing of it proven"
-        what = {
-            "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {size}",
-            "locks": f"{show_amount(locked)}; what is not used comes back",
-            "price": f"at most {show_amount(spec.max_price_per_tera_unit)} {PER_TERA_UNIT}",
-        }
-
-        def bring() -> None:
-            if made is not None:
-                blobs = blobs_of(made) if private is None else blobs_of(made)[:-1]
-                client.put_contents(
-                    blobs, control=session.control(), key=key, progress=show_progress("Uploading the job")
-                )
-            if private is not None:
-                put_private(client, private.job, private.control)
-                return
-            if spec.is_metered:
-                return
-            put_digits_of(
-                client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
-            )
-
+        order = _order(session, client, key, recipe, wanted)
         if members > 1:
-            seats = _seat_terms(spec, quoted, private, is_kept, members, what)
-            if terms.budget is not None:
-                _check_budget(
-                    client, terms.budget, locked + (0 if seats is None else members * quoted.custody), None
-                )
-            group, receipt = post_group(
-                client, key, raw, quoted, members, standing, what, bring, terms=seats, yes=yes
-            )
-            shares = private.share_seats(group, members + standing) if private is not None else {}
-            tell_posted(client, group, receipt, locked, shares, watches=watches, as_json=as_json)
+            posted = _post_members(session, order, yes=yes)
+            tell_posted(client, *posted, watches=watches, as_json=as_json)
             return
-        ask = None
-        if private is not None:
-            ask = CustodyAsk(client, key, private.job.key_root, INPUTS, quoted.custody)
-            what["read by"] = private.readers
-        elif is_kept or (is_kept is None and (quoted.custody or keeps_input)):
-            ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
-        if ask is not None:
-            if keeps_input or holders:
-                ask.kept = _kept_input(client, key, spec, private, plain or b"", quoted)
-            what["custody"] = ask.told
-        if terms.budget is not None:
-            _check_budget(client, terms.budget, locked, ask)
-        receipt, signed = send_signed(
-            client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
-            beside=partial(_send_ask, ask, key) if ask is not None else None,
-        )  # fmt: skip
-        task_id = task_id_of(key.address, decode_transaction(signed).nonce)
-        if ask is not None:
-            ask.finish(task_id)
-        shared = private.share(task_id) if private is not None else {}
-        _tell_created(client, task_id, receipt, locked, shared, watches=watches, as_json=as_json)
+        _tell_created(client, *_post_one(session, order, yes=yes), watches=watches, as_json=as_json)
+
+
+class _Wanted(NamedTuple):
+    """The options of one task beside its job."""
+
+    is_kept: bool | None
+    is_private: bool
+    keeps_input: bool
+    dataset: Path | None
+    holders: int
+    threshold: int | None
+    members: int
+    spares: int | None
+    anyway: bool
+
+    @property
+    def needs_dataset(self) -> bool:
+        """Whether the plain data set is needed here."""
+        return bool(self.is_private or self.keeps_input or self.holders)
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether drawn machines are to keep the data set."""
+        return bool(self.keeps_input or self.holders)
+
+
+class _Order(NamedTuple):
+    """A task that is about to be posted: quoted, without an obstacle, and nothing of it is uploaded."""
+
+    client: Client
+    key: SecretKey
+    job: _Unposted
+    spec: JobSpec
+    quoted: TaskQuote
+    wanted: _Wanted
+    is_kept: bool | None
+    private: PrivateTask | None
+    plain: bytes | None
+    standing: int
+    locked: int
+    what: dict[str, str]
+    """What the owner is told before it is signed."""
+
+    @property
+    def raw(self) -> bytes:
+        """The canonical bytes of the specification."""
+        return self.job.raw
+
+
+def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wanted: _Wanted) -> _Order:
+    """Read and quote the job. Raises JobRefused for an obstacle, unless the task is wanted anyway."""
+    job = _job(session, client, recipe, has_custody=wanted.is_kept is not False)
+    made, spec = job.made, decode_spec(job.raw)
+    is_kept = job.terms.custody if wanted.is_kept is None else wanted.is_kept
+    plain = private = None
+    if spec.is_metered:
+        refuse_given(_PROVEN_ONLY, "a container has neither custody nor groups")
+        is_kept = False
+    if wanted.needs_dataset:
+        plain = plain_dataset(spec, wanted.dataset) if made is None else made.rows
+    if wanted.is_private and plain is not None:
+        private = PrivateTask(session, client, key, spec, plain, wanted.holders, wanted.threshold)
+        spec = private.job.spec
+        job = job._replace(raw=encode_spec(spec))
+    if made is None and not spec.is_metered and spec.dataset.blob != DIGITS_BLOB:
+        for given in spec.inputs()[0 if private is None else 1 :]:
+            _tell_of_data(client, given.blob)
+    if private is None:
+        found = client.quote_job(spec)
+        quoted, objections = found.amounts, _objections(found)
+    else:
+        quoted = client.quote_task(job.raw)
+        objections = private.objections(quoted)
+    if wanted.keeps_data:
+        objections += _noticed(quoted, FEW_CUSTODIANS)
+    if is_kept is not False:
+        objections += _noticed(quoted, CUSTODY_TOO_DEAR)
+    if objections and not wanted.anyway:
+        raise JobRefused(objections)
+    for _, text in objections:
+        say(f"Note: {text}.")
+    _tell_notices(quoted, with_data=False)
+    standing = check_seats(wanted.members, wanted.spares)
+    locked = quoted.total if wanted.members == 1 else seats_price(quoted, wanted.members, standing)
+    return _Order(
+        client, key, job, spec, quoted, wanted, is_kept, private, plain, standing, locked,
+        _told_before(spec, locked, wanted.members),
+    )  # fmt: skip
+
+
+def _told_before(spec: JobSpec, locked: int, members: int) -> dict[str, str]:
+    """Return what the owner is told of a task before it is signed."""
+    size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
+    if spec.is_metered:
+        size = f"a container for {show_span(1000 * spec.schedule.total_steps)} at most, nothing of it proven"
+    return {
+        "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {size}",
+        "locks": f"{show_amount(locked)}; what is not used comes back",
+        "price": f"at most {show_amount(spec.max_price_per_tera_unit)} {PER_TERA_UNIT}",
+    }
+
+
+def _bring(session: Session, order: _Order) -> None:
+    """Put the blobs of a job where workers find them."""
+    client, key, made, private = order.client, order.key, order.job.made, order.private
+    if made is not None:
+        blobs = blobs_of(made) if private is None else blobs_of(made)[:-1]
+        client.put_contents(blobs, control=session.control(), key=key, progress=show_progress("Uploading the job"))
+    if private is not None:
+        put_private(client, private.job, private.control)
+        return
+    if order.spec.is_metered:
+        return
+    put_digits_of(
+        client, order.raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
+    )
+
+
+def _post_members(
+    session: Session, order: _Order, *, yes: bool
+) -> tuple[bytes, Receipt, int, dict[str, list[str]]]:
+    """Post a group; return its id, the receipt, what is locked, and who keeps shares of its key."""
+    client, members, private = order.client, order.wanted.members, order.private
+    seats = seat_terms(order.spec, order.quoted, private, order.is_kept, members, order.what)
+    if order.job.terms.budget is not None:
+        custody = 0 if seats is None else members * order.quoted.custody
+        check_budget(client, order.job.terms.budget, order.locked + custody, None)
+    group, receipt = post_group(
+        client, order.key, order.raw, order.quoted, members, order.standing, order.what,
+        partial(_bring, session, order), terms=seats, yes=yes,
+    )  # fmt: skip
+    shares = private.share_seats(group, members + order.standing) if private is not None else {}
+    return group, receipt, order.locked, shares
+
+
+def _post_one(session: Session, order: _Order, *, yes: bool) -> tuple[bytes, Receipt, int, dict[str, list[str]]]:
+    """Post a task; return its id, the receipt, what is locked, and who keeps shares of its key."""
+    client, key, private, spec, quoted = order.client, order.key, order.private, order.spec, order.quoted
+    ask = None
+    if private is not None:
+        ask = CustodyAsk(client, key, private.job.key_root, INPUTS, quoted.custody)
+        order.what["read by"] = private.readers
+    elif order.is_kept or (order.is_kept is None and (quoted.custody or order.wanted.keeps_input)):
+        ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
+    if ask is not None:
+        if order.wanted.keeps_data:
+            ask.kept = kept_input(client, key, spec, private, order.plain or b"", quoted)
+        order.what["custody"] = ask.told
+    if order.job.terms.budget is not None:
+        check_budget(client, order.job.terms.budget, order.locked, ask)
+    receipt, signed = send_signed(
+        client, key, CREATE_TASK, [order.raw], order.what, yes=yes, prepare=partial(_bring, session, order),
+        beside=partial(send_ask, ask, key) if ask is not None else None,
+    )  # fmt: skip
+    task_id = task_id_of(key.address, decode_transaction(signed).nonce)
+    if ask is not None:
+        ask.finish(task_id)
+    shared = private.share(task_id) if private is not None else {}
+    return task_id, receipt, order.locked, shared
 
 
 def _tell_created(
@@ -617,87 +690,6 @@ def _tell_created(
     if as_json:
         show(answer)
     expect_settled(task, str(answer["phase"]))
-
-
-def _seat_terms(
-    spec: JobSpec, quoted: TaskQuote, private: _Private | None, is_kept: bool | None, members: int,
-    what: dict[str, str],
-) -> SeatTerms | None:  # fmt: skip
-    """Return the terms of custody of a group's seats, and tell them. Raises ConfigError on a chain without it."""
-    if private is not None:
-        terms = SeatTerms(private.job.key_root, INPUTS, quoted.custody)
-        what["read by"] = f"{private.readers}; each member's worker has the key of all of them"
-    elif is_kept or (is_kept is None and quoted.custody):
-        terms = SeatTerms(public_key_root(spec.windows), 0, quoted.custody)
-    else:
-        return None
-    if not quoted.custody:
-        raise ConfigError(NO_CUSTODY)
-    what["custody"] = f"locks {show_amount(members * quoted.custody)} more; what is not used comes back"
-    return terms
-
-
-def _check_budget(client: Client, budget: int, locked: int, ask: CustodyAsk | None) -> None:
-    """Check that all that is locked and the fees are within the budget. Raises JobRefused."""
-    kinds = [CREATE_TASK]
-    if ask is not None:
-        locked += ask.amount + (ask.kept.amount if ask.kept is not None else 0)
-        kinds += [ASK_CUSTODY, KEEP_INPUT][: 1 if ask.kept is None else 2]
-    fees = client.quote()
-    cost = locked + sum(item.gas for item in fees.kinds if item.kind in kinds) * fees.max_fee_per_gas
-    if cost > budget:
-        text = f"the tasks would cost {show_amount(cost)}, more than the budget of {show_amount(budget)}"
-        raise JobRefused([("budget_exceeded", text)])
-
-
-def _send_ask(ask: CustodyAsk, key: SecretKey, created: bytes) -> None:
-    task = task_id_of(key.address, decode_transaction(created).nonce)
-    say(f"Task {hexed(task)}: if this command is interrupted, `dekube task keep` does the rest.")
-    ask.send(created)
-
-
-def _kept_input(
-    client: Client, key: SecretKey, spec: JobSpec, private: _Private | None, plain: bytes, quoted: TaskQuote
-) -> KeptInput:
-    """Return what asks for the custody of a job's data set. Raises ConfigError."""
-    if private is not None:
-        commitment = private.job.commitment
-    else:
-        commitment = commitment_of(key, spec, plain, is_private=False)
-    return KeptInput(client, key, commitment, input_price(quoted))
-
-
-class _Private:
-    """A private job that is being created, and who keeps shares of its key. Raises ConfigError, UsageError."""
-
-    def __init__(
-        self, session: Session, client: Client, key: SecretKey, spec: JobSpec, dataset: bytes, holders: int,
-        threshold: int | None,
-    ) -> None:  # fmt: skip
-        self.control = check_node(session, key)
-        self._holders, self._threshold = holders, threshold or holders // 2 + 1
-        if holders and self._threshold > holders:
-            raise click.BadParameter("more shares than --holders", param_hint="--threshold")
-        self._known = dataset_objections(spec, read_dataset_facts(dataset))
-        self.job = make_private(key, spec, dataset)
-        self.readers = told_readers(client, self._threshold, holders)
-
-    def objections(self, quoted: TaskQuote) -> list[tuple[str, str]]:
-        """Return the obstacles to the job; the gateway cannot read its data set."""
-        found = [(item.code, item.text) for item in quoted.objections if not item.code.startswith("dataset_")]
-        here = [*self._known, *check_start(self.job.spec)]
-        return found + [(code, text) for code, text in here if code not in dict(found)]
-
-    def share_seats(self, group: bytes, seats: int) -> dict[str, list[str]]:
-        """Hand out the shares of all seats of a group; return who keeps one of the first."""
-        shared = [self.share(seat_task(group, seat)) for seat in range(seats)]
-        return shared[0]
-
-    def share(self, task: bytes) -> dict[str, list[str]]:
-        """Hand out the shares; return who keeps one."""
-        if not self._holders:
-            return {}
-        return {"holders": share_out(self.control, task, self._threshold, self._holders)}
 
 
 def _tell_of_data(client: Client, blob: bytes) -> None:
