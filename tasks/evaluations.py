@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import NamedTuple
 
 from state.primitives.errors import DecodeError
@@ -11,14 +10,16 @@ from state.primitives.merkle import MerkleProof, merkle_proof, verify_merkle_pro
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.finetune import FinetunePart
-from tasks.programs.finetune import EVALUATION_LOSSES, losses_place
+from tasks.programs.finetune import EVALUATION_LOSSES, losses_in, losses_place
 from tasks.programs.loop import EVALUATIONS_MAX
 from tasks.programs.states import state_leaves, tensor_leaf
 from tasks.programs.tensors import ElementType, TensorType, tensor_root
 from tasks.proofs import ShownLosses, WindowProof
 from tasks.spec import JobSpec
 
-__all__ = ["Evaluation", "evaluations_of", "show_losses", "shows_losses"]
+__all__ = [
+    "Evaluation", "ended_by", "evaluations_of", "is_end", "least_steps", "show_losses", "shows_losses",
+]  # fmt: skip
 
 _TYPE = TensorType(ElementType.BINARY32, 1, EVALUATIONS_MAX)
 
@@ -57,7 +58,7 @@ def shows_losses(spec: JobSpec, proof: WindowProof) -> bool:
     evaluates = isinstance(part, FinetunePart) and part.loop.evaluate_every > 0
     if not isinstance(part, FinetunePart) or not evaluates or shown is None:
         return not evaluates and shown is None
-    if len(shown.content) != _TYPE.size_bytes or not all(map(math.isfinite, _numbers(shown.content))):
+    if len(shown.content) != _TYPE.size_bytes or not all(map(math.isfinite, losses_in(shown.content))):
         return False
     leaf = tensor_leaf(EVALUATION_LOSSES, _TYPE, tensor_root(_TYPE, shown.content))
     return verify_merkle_proof(proof.result_root, leaf, MerkleProof(*losses_place(part.shape), shown.siblings))
@@ -71,7 +72,7 @@ def evaluations_of(spec: JobSpec, step: int, content: bytes) -> tuple[Evaluation
     plan = _plan(spec)
     if plan is None or len(content) != _TYPE.size_bytes:
         raise DecodeError(f"losses of {len(content)} bytes, of a job that has other ones or none")
-    loop, losses = plan.loop, _numbers(content)
+    loop, losses = plan.loop, losses_in(content)
     found: list[Evaluation] = []
     for number in range(loop.evaluated_by(step)):
         update = min((number + 1) * loop.evaluate_every, loop.updates)
@@ -79,5 +80,30 @@ def evaluations_of(spec: JobSpec, step: int, content: bytes) -> tuple[Evaluation
     return tuple(found)
 
 
-def _numbers(content: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{EVALUATIONS_MAX}f", content)
+def ended_by(spec: JobSpec, proof: WindowProof) -> int:
+    """Return the steps after which a job ends early, by the losses that a proof shows; 0 if it goes on (R87).
+
+    That they are those of the state is not asked here (``shows_losses``).
+    """
+    part, shown = spec.part, proof.losses
+    if not isinstance(part, FinetunePart) or not part.loop.patience or shown is None:
+        return 0
+    plan = _plan(spec)
+    if plan is None or len(shown.content) != _TYPE.size_bytes:
+        return 0
+    return plan.loop.ended_by(proof.result_step, losses_in(shown.content), plan.patience)
+
+
+def is_end(spec: JobSpec, state: TrainingState) -> bool:
+    """Tell whether a job ends with a state: after its last step, or early (R87)."""
+    plan = _plan(spec)
+    is_early = plan is not None and plan.ends_at(state.step, state.tensors[EVALUATION_LOSSES])
+    return is_early or state.step == spec.schedule.total_steps
+
+
+def least_steps(spec: JobSpec) -> int:
+    """Return the steps after which a job ends at the earliest: no evaluation after its first has a lower loss."""
+    plan, total = _plan(spec), spec.schedule.total_steps
+    if plan is None or not plan.patience:
+        return total
+    return plan.loop.ended_by(total, (0.0,) * EVALUATIONS_MAX, plan.patience) or total

@@ -26,6 +26,7 @@ from rpc.client.tasks import TaskResult
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from tasks.evaluations import is_end
 from tasks.spec import encode_spec
 
 __all__ = ["Driver"]
@@ -222,7 +223,7 @@ class Driver:
         if found is not None:
             files = adapters_of(found, job.model)
             values["result_files"] = [self._keep(job, "adapters", zipped(files), "adapters.zip")]
-        is_whole = found is not None and found.state.step == found.spec.schedule.total_steps
+        is_whole = found is not None and is_end(found.spec, found.state)
         if status == "succeeded" and found is not None and is_whole:
             part: Any = found.spec.part
             parts = ("ft", job.model, "dekube", job.request.get("suffix") or "", task.id.hex())

@@ -365,7 +365,9 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
-            "loop": obj({"accumulate": NUMBER, "evaluate_every": NUMBER, "keeps_best": NUMBER}),
+            "loop": obj(
+                {"accumulate": NUMBER, "evaluate_every": NUMBER, "keeps_best": NUMBER, "patience": NUMBER}
+            ),
             "batch": NUMBER,
             "image": obj({"repository": STRING, "digest": HASH_OUT}),
             "process": obj({"command": array(STRING), "environment": array(STRING), "user": NUMBER}),

@@ -61,9 +61,9 @@ class Steps:
         self.step = step
 
     def run_segment(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> SegmentResult:
-        """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged.
+        """Do ``steps`` steps, fewer if the job ends before; ``on_step`` hears how many are done after each.
 
-        Then ``diverged_segment`` says what is committed to.
+        Raises Diverged: then ``diverged_segment`` says what is committed to.
         """
         step_from = self.step
         work, losses = self.run_steps(steps, on_step)
@@ -83,8 +83,13 @@ class Steps:
                 work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
                 self.step += 1
                 on_step(self.step)
-            left -= len(done)
+            left = 0 if self.is_over else left - len(done)
         return work, losses
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job ends here before its last step; a run that reaches such a step goes no further."""
+        return False
 
     def _advance(self, _most: int) -> list[tuple[bytes, bytes]]:
         """Do one step or more, ``most`` at most; return probe and loss of each. Raises StoreDiverged.

@@ -15,8 +15,9 @@ from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.errors import SourceInvalid
+from tasks.programs.finetune import EVALUATION_LOSSES
 from tasks.programs.program import SourceKind
-from tasks.programs.running import Runner
+from tasks.programs.running import Runner, content_of
 
 __all__ = ["Tuner", "TuningPlan", "first_state"]
 
@@ -65,3 +66,13 @@ class Tuner(Steps):
             plan, arrays, runner, state=loaded, data=runner.load(SourceKind.DATA, rows), model=held,
             step=state.step,
         )  # fmt: skip
+        self._plan = plan
+
+    @property
+    def is_over(self) -> bool:
+        """See Steps: the losses of its evaluations may end the job (R87)."""
+        plan = self._plan
+        if not plan.patience or plan.loop.at(self.step - 1).evaluation < 0:
+            return False
+        losses = content_of(self._arrays, plan.tensors()[EVALUATION_LOSSES], self._state[EVALUATION_LOSSES])
+        return plan.ends_at(self.step, losses)

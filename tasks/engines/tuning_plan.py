@@ -17,6 +17,7 @@ from tasks.programs.finetune import (
     finetune_program,
     layer_adapters,
     layer_tensors,
+    losses_in,
     marked_program,
     row_tensors,
     state_tensors,
@@ -24,7 +25,7 @@ from tasks.programs.finetune import (
 from tasks.programs.finetune_units import check_finetune, finetune_cost
 from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
-from tasks.programs.loop import Loop
+from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import ElementType, TensorType
@@ -72,18 +73,24 @@ def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
 class TuningPlan:
     """What a run of fine-tuning follows from: shape, rates, and the seed of adapters and of the rows' order.
 
+    ``patience`` is that of a job that may end early (R87); it changes no program.
     Raises UnsupportedJob beyond the limits of a job.
     """
 
     shape: FinetuneShape
     rates: FinetuneRates
     seed: bytes
+    patience: int = 0
 
     def __post_init__(self) -> None:
         try:
             check_rates(self.shape, self.rates)
         except ProgramInvalid as error:
             raise UnsupportedJob(str(error)) from None
+        if not 0 <= self.patience <= EVALUATIONS_MAX or (self.patience and not self.shape.evaluate_every):
+            raise UnsupportedJob(
+                f"a patience of {self.patience} evaluations, of a job without them or beyond them"
+            )
         if (size := model_bytes(self.shape.model)) > MODEL_BYTES_MAX:
             raise UnsupportedJob(f"a model of {size} bytes, at most {MODEL_BYTES_MAX}")
         rows = row_tensors(self.shape).values()
@@ -96,6 +103,10 @@ class TuningPlan:
     def loop(self) -> Loop:
         """The training loop."""
         return self.shape.loop(self.rates.total_steps)
+
+    def ends_at(self, step: int, losses: bytes) -> bool:
+        """Tell whether the job ends early after ``step`` steps, by ``evaluation/losses`` in that state (R87)."""
+        return bool(self.patience) and self.loop.ended_by(step, losses_in(losses), self.patience) == step
 
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""

@@ -201,7 +201,9 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
     root = state.root(job.plan)
     if state.step == 0 and root != job.init_root:
         raise StateInvalid("the initial state is not the one the job names")
-    if not state.step <= order.step_to <= job.total_steps or state.step % job.segment_steps:
+    if not state.step <= order.step_to <= job.total_steps or (
+        state.step % job.segment_steps and not job.ends_at(state)
+    ):
         raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
     trainer, evaluate = make_run(
         arrays, job.plan, state, order.dataset, order.model, dataset_root=job.dataset_root,
@@ -209,7 +211,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
         claimed=TrainingState(order.step_to, {MADE: order.guess}) if order.guess else None,
     )  # fmt: skip
     pulse = _Pulse(link)
-    while trainer.step < order.step_to:
+    while trainer.step < order.step_to and not trainer.is_over:
         started, pulse.spent_ns = time.perf_counter_ns(), 0
         step_from = trainer.step
         try:
@@ -228,6 +230,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
                 max(1, compute_ns // 1_000_000),
                 trainer.state().encode(),
                 diverged=result.diverged,
+                ended=result.diverged is None and trainer.is_over,
             )
         )
         if result.diverged is not None:

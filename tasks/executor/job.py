@@ -23,6 +23,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.linking import Links, RunLinks, links_from, links_to_value, run_links_from
 from tasks.executor.playing import (
@@ -39,7 +40,7 @@ from tasks.programs.adamw import Rates
 from tasks.programs.decoder import DecoderShape
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import FinetuneRates, FinetuneShape
+from tasks.programs.finetune import EVALUATION_LOSSES, FinetuneRates, FinetuneShape
 from tasks.programs.generate import GenerateShape
 from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes
 from tasks.programs.sampling import Sampling
@@ -111,6 +112,20 @@ class Job:
         return cls(plan, spec.dataset.root, spec.init_root, *spec.schedule, spec.model_root(), spec.adapter_root())
 
     @property
+    def to_the_end(self) -> Job:
+        """The job without an early end: who checks a segment runs the steps that its leaf says."""
+        if not isinstance(self.plan, TuningPlan) or not self.plan.patience:
+            return self
+        return replace(self, plan=replace(self.plan, patience=0))
+
+    def ends_at(self, state: TrainingState) -> bool:
+        """Tell whether the job ends early with a state (R87)."""
+        plan = self.plan
+        if not isinstance(plan, TuningPlan) or not plan.patience:
+            return False
+        return plan.ends_at(state.step, state.tensors[EVALUATION_LOSSES])
+
+    @property
     def segments(self) -> int:
         """Number of segments; the last may be shorter."""
         return -(-self.total_steps // self.segment_steps)
@@ -156,7 +171,7 @@ class Job:
             2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
             [
                 shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows, shape.accumulate,
-                shape.evaluate_every, shape.keeps_best,
+                shape.evaluate_every, shape.keeps_best, plan.patience,
             ], *_rates_value(rates), plan.seed, self.model_root, *rest,
         ])  # fmt: skip
 
@@ -183,15 +198,15 @@ class Job:
                 [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed), bytes(model_root),
                 bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
             ] if (
-                _are_integers(model, 12) and _are_integers(rows, 8) and _are_integers(adamw, 5)
+                _are_integers(model, 12) and _are_integers(rows, 9) and _are_integers(adamw, 5)
                 and set(model[-2:]) <= {0, 1} and all(type(name) is str for name in targets)
             ):  # fmt: skip
                 try:
-                    shape = FinetuneShape(_llama(model), rank, alpha, tuple(targets), *rows)
+                    shape = FinetuneShape(_llama(model), rank, alpha, tuple(targets), *rows[:-1])
                     rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
-                tuned = TuningPlan(shape, rates, seed)
+                tuned = TuningPlan(shape, rates, seed, rows[-1])
                 return cls(tuned, dataset_root, init_root, total, segment, window, model_root)
             case [
                 3, list(model), list(rows), list(ends), list(adapter), bytes(seed), bytes(model_root),
@@ -322,6 +337,13 @@ class SegmentRecord:
     compute_ms: int
     diverged: Divergence | None = field(default=None, kw_only=True)
     """How its last step diverges (R34): the segment ends with it."""
+    ended: bool = field(default=False, kw_only=True)
+    """Whether the job ends early with its last step (R87): so does the segment."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no segment follows, whatever the job's steps are."""
+        return self.ended or self.diverged is not None
 
     @property
     def result_step(self) -> int:
@@ -345,7 +367,7 @@ class Segment(SegmentRecord):
         """The segment without its state."""
         return SegmentRecord(
             self.step_from, self.step_to, self.state_root_before, self.state_root_after, self.work_digest,
-            self.loss_bits, self.compute_ms, diverged=self.diverged,
+            self.loss_bits, self.compute_ms, diverged=self.diverged, ended=self.ended,
         )  # fmt: skip
 
 
@@ -354,7 +376,7 @@ def segment_to_value(segment: Segment) -> list[Value]:
     diverged: Value = [] if segment.diverged is None else divergence_to_value(segment.diverged)
     return [
         segment.step_from, segment.step_to, segment.state_root_before, segment.state_root_after,
-        segment.work_digest, segment.loss_bits, segment.compute_ms, segment.state, diverged,
+        segment.work_digest, segment.loss_bits, segment.compute_ms, segment.state, diverged, int(segment.ended),
     ]  # fmt: skip
 
 
@@ -363,16 +385,17 @@ def segment_from(value: list[Any]) -> Segment:
     match value:
         case [
             int(step_from), int(step_to), bytes(before), bytes(after), bytes(work_digest), int(loss_bits),
-            int(compute_ms), bytes(state), list(diverged),
+            int(compute_ms), bytes(state), list(diverged), (0 | 1) as ended,
         ] if (
             0 <= step_from < step_to < STEPS_MAX and 0 <= loss_bits < 1 << 64 and 0 <= compute_ms < 1 << 48
             and all(len(root) == HASH_BYTES for root in (before, after, work_digest))
         ):  # fmt: skip
             claim = divergence_from_value(diverged) if diverged else None
-            if claim is None or (claim.step + 1 == step_to and diverged_root(claim) == after):
+            if claim is None or (not ended and claim.step + 1 == step_to and diverged_root(claim) == after):
                 return Segment(
-                    step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state, diverged=claim
-                )
+                    step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state,
+                    diverged=claim, ended=bool(ended),
+                )  # fmt: skip
     raise DecodeError("not a segment")
 
 

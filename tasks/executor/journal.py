@@ -129,6 +129,11 @@ class TaskJournal:
         return bool(self.segments) and self.segments[-1].diverged is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the last step is done, or the one with which the job ends early."""
+        return self.step == self._job.total_steps or (bool(self.segments) and self.segments[-1].ended)
+
+    @property
     def step(self) -> int:
         """Steps done."""
         return self.segments[-1].step_to if self.segments else self._start_step
@@ -178,8 +183,8 @@ class TaskJournal:
             _write(self._directory / _DELIVERED, encode(windows))
             self.delivered = windows
             boundary = min(windows * self._job.window_steps, self._job.total_steps)
-            # The one that ends there starts the next. One that diverges says that there is no next.
-            done = [s for s in self.segments if s.step_to < boundary and s.diverged is None]
+            # The one that ends there starts the next. One that ends the job says that there is no next.
+            done = [s for s in self.segments if s.step_to < boundary and not s.is_last]
             for segment in done:
                 self._segment_path(segment).unlink(missing_ok=True)
             self.segments = self.segments[len(done) :]

@@ -186,7 +186,7 @@ class Executor:
 
         Raises what ``run_task`` raises for faults of this machine; faults of the worker are verdicts.
         """
-        job = Job.of(spec)
+        job = Job.of(spec).to_the_end
         try:
             await trio.to_thread.run_sync(_check_start, job, leaf, state)
         except StateInvalid as error:
@@ -410,12 +410,12 @@ class _Run:
                 await trio.to_thread.run_sync(self._accept, message)
                 self._compute_ms += message.compute_ms
                 self._note(message.step_to)
-                if message.step_to < self._job.total_steps:  # the last window waits for the test's answers
+                if not self._record.is_whole:  # the last window waits for the test's answers
                     await self._hand_on()
             case Finished() if self._record.is_diverged:
                 pass
             case Finished(right, samples):
-                if self._record.step != self._job.total_steps:
+                if not self._record.is_whole:
                     raise JobFailed(reason="bad_frame", text="finished before its last step")
                 self._accuracy = (right, samples)
             case Failed() | Played() | Links():
@@ -436,24 +436,28 @@ class _Run:
         record, job = self._record, self._job
         root = record.segments[-1].state_root_after if record.segments else segment.state_root_before
         end = job.segment_end(record.step)
-        if segment.diverged is not None:
+        if segment.is_last:
             end = min(end, segment.step_to)
-        if record.is_diverged or (segment.step_from, segment.step_to, segment.state_root_before) != (
-            record.step, end, root,
-        ):  # fmt: skip
+        is_after = bool(record.segments) and record.segments[-1].is_last
+        found = segment.step_from, segment.step_to, segment.state_root_before
+        if is_after or found != (record.step, end, root):
             raise JobFailed(reason="bad_frame", text="not the next segment")
         try:
             state = TrainingState.decode(segment.state, job.plan)
         except StateInvalid as error:
             raise JobFailed(reason="bad_frame", text=str(error)) from None
-        if (state.step, state.root(job.plan)) != (segment.result_step, segment.result_root):
+        is_ended = segment.diverged is None and job.ends_at(state)
+        if (state.step, state.root(job.plan), is_ended) != (
+            segment.result_step, segment.result_root, segment.ended,
+        ):  # fmt: skip
             raise JobFailed(reason="bad_frame", text="the state is not the one the segment names")
         record.append(segment)
 
     async def _hand_on(self) -> None:
         """Hand on the windows that are whole, each once."""
         for window, segments in _whole_windows(self._spec, self._record):
-            is_last = segments[-1].step_to == self._job.total_steps and segments[-1].diverged is None
+            last = segments[-1]
+            is_last = last.ended or (last.step_to == self._job.total_steps and last.diverged is None)
             if is_last and self._accuracy is None:
                 return
             accuracy = self._accuracy if is_last else None
@@ -476,9 +480,9 @@ def _whole_windows(spec: JobSpec, record: TaskJournal) -> list[tuple[int, tuple[
 
 
 def _is_whole(segments: list[SegmentRecord], step_from: int, step_to: int) -> bool:
-    """Tell whether segments are a window from its first step to its last, or to one that diverges."""
+    """Tell whether segments are a window from its first step to its last, or to one that ends the job."""
     first, last = segments[0], segments[-1]
-    return first.step_from == step_from and (last.step_to == step_to or last.diverged is not None)
+    return first.step_from == step_from and (last.step_to == step_to or last.is_last)
 
 
 def _load_state(job: Job, record: TaskJournal, segments: tuple[SegmentRecord, ...], number: int) -> bytes:

@@ -16,7 +16,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates, FinetuneShape, row_tensors
 from tasks.programs.lazy import LazyMapping
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
-from tasks.programs.loop import ACCUMULATE_MAX, UPDATES_MAX, updates_of
+from tasks.programs.loop import ACCUMULATE_MAX, EVALUATIONS_MAX, UPDATES_MAX, updates_of
 from tasks.programs.program import CALLS_MAX, SourceKind
 
 __all__ = [
@@ -109,12 +109,18 @@ class RateSchedule(NamedTuple):
 class TrainingLoop(NamedTuple):
     """Batches of an update; updates between two evaluations, 0 for none; whether the best state is kept, 0 or 1.
 
-    Rows beyond ``samples`` are for validation.
+    Rows beyond ``samples`` are for validation. ``patience`` evaluations in a row without a lower loss end the job
+    (R87). Of a job that never ends early it is 0, and no specification has it.
     """
 
     accumulate: int = 1
     evaluate_every: int = 0
     keeps_best: int = 0
+    patience: int = 0
+
+    def to_value(self) -> list[Value]:
+        """Return the fields in their order, without the patience that a job does not have."""
+        return list(self) if self.patience else list(self[:-1])
 
 
 class FinetunePart(NamedTuple):
@@ -139,7 +145,7 @@ class FinetunePart(NamedTuple):
             found["batch"],
             Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
-            TrainingLoop(*[found[f"loop.{name}"] for name in TrainingLoop._fields]),
+            TrainingLoop(*[found.get(f"loop.{name}", 0) for name in TrainingLoop._fields]),
         )
 
     @property
@@ -152,7 +158,7 @@ class FinetunePart(NamedTuple):
         rank, alpha, targets = self.adapters
         return [
             list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
-            list(self.rates), list(self.loop),
+            list(self.rates), self.loop.to_value(),
         ]  # fmt: skip
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
@@ -171,7 +177,7 @@ class FinetunePart(NamedTuple):
         rows, adapters = self.dataset, self.adapters
         return FinetuneShape(
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
-            rows.rows, rows.samples, *self.loop,
+            rows.rows, rows.samples, *self.loop[:-1],
         )  # fmt: skip
 
 
@@ -190,10 +196,12 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
         "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
+        "loop.patience": (1, EVALUATIONS_MAX),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"adapters.targets"}),
+    trailing={"loop": 1},
 )  # fmt: skip
 
 
@@ -207,7 +215,7 @@ def _plan(part: FinetunePart, seed: bytes, total_steps: int) -> TuningPlan:
         )
     except ProgramInvalid as error:
         raise UnsupportedJob(str(error)) from None
-    plan = TuningPlan(shape, rates, seed)
+    plan = TuningPlan(shape, rates, seed, part.loop.patience)
     if plan.step_calls > STEP_CALLS_MAX:
         raise UnsupportedJob(f"a step of {plan.step_calls} calls, at most {STEP_CALLS_MAX}")
     return plan

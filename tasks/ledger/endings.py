@@ -91,6 +91,8 @@ def void_from(
 def _take_back_end(case: Case) -> None:
     """Have a task go on whose last window is void, if that had ended it. A cancelled one stays cancelled."""
     record = case.record
+    if not record.ending:  # its losses had ended the job early (R87)
+        case.change(target=case.spec.windows)
     is_claim = case.window(record.next_window - 1).proof.diverged is not None
     if is_claim and record.ending_reason == Reason.JOB_DIVERGED:
         case.change(ending=0, ending_reason=0, target=case.spec.windows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from billing.escrow import Pool
 from state.primitives.hashing import ZERO_HASH
 from tasks.errors import NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
-from tasks.evaluations import shows_losses
+from tasks.evaluations import ended_by, shows_losses
 from tasks.ledger.claims import DIVERGENCE_CLAIMED
 from tasks.ledger.complaints import refute_complaints
 from tasks.ledger.custody import check_custody
@@ -25,13 +25,17 @@ CLAIM_DIVERGED_GAS = 16_000_000
 
 
 def submit_window(case: Case, proof: WindowProof) -> None:
-    """Take the proof of the window under way.
+    """Take the proof of the window under way. If its losses end the job early, it is the last one (R87).
 
     Raises WrongPhase, ProofMismatch, TooManyOpenWindows, CustodyRefused.
     """
     if proof.diverged is not None:
         raise ProofMismatch("a window in which the job diverges is claimed, not submitted")
     _, step_to = case.spec.window_range(proof.window)
+    ended = ended_by(case.spec, proof)
+    if ended:
+        step_to = min(step_to, ended)
+        case.change(target=proof.window + 1)  # a rule that refuses the proof takes it back
     _take(case, proof, step_to)
     if proof.window + 1 == case.record.target:
         free_slot(case)
@@ -69,6 +73,8 @@ def _check_claim(case: Case, proof: WindowProof, claim: Divergence) -> None:
     step_from, step_to = case.spec.window_range(proof.window)
     if not step_from <= claim.step < step_to:
         raise ProofMismatch(f"step {claim.step} is not in the window")
+    if ended_by(case.spec, proof):
+        raise ProofMismatch("the job ends early, before the step")
     if proof.state_root_out != diverged_root(claim):
         raise ProofMismatch("the window does not end in the claim")
     if claim.step == step_from and claim.state_before != proof.state_root_in:

@@ -62,6 +62,7 @@ __all__ = [
     "RELEASES_MAX",
     "Bonds",
     "CheckTerms",
+    "audited_charge",
     "bond_at",
     "bond_of",
     "budget_of",
@@ -467,6 +468,16 @@ def _units_of(spec: JobSpec, proof: WindowProof) -> int:
     return (proof.step_to - proof.step_from) * spec.step_units
 
 
+def audited_charge(spec: JobSpec, proof: WindowProof, charge: int) -> int:
+    """Return the price that the audit of a window follows: that of all its steps if it ends the job early (R87).
+
+    Else a false end at the beginning of a window would hardly be audited, and cost less than to leave the task.
+    """
+    if proof.diverged is not None:
+        return charge
+    return charge * spec.window_units(proof.window) // _units_of(spec, proof)
+
+
 def fund_check(case: Case) -> bool:
     """Tell whether the verification pool covers the checks of the next window."""
     due = check_budget(case.spec, case.record.next_window, case.parameters)
@@ -507,7 +518,7 @@ def _paid_in(case: Case, window: WindowRecord) -> int:
     if window.proof.diverged is not None:
         return 0  # the fund is paid back what it has paid, afterwards
     due = contribution(window.due, is_below=is_below(case.state, case.parameters))
-    worth = _window_worth(case, window.number, window.charge)
+    worth = _window_worth(case, window.number, audited_charge(case.spec, window.proof, window.charge))
     most = _check_share(worth, window.proof.segments, case.parameters)
     return min(due, most, case.vault.held(Pool.VERIFICATION))
 

@@ -66,6 +66,7 @@ from tasks.ledger.serving import (
     wait_for_worker,
 )
 from tasks.ledger.settlement import (
+    audited_charge,
     charge_of,
     check_terms,
     delivery_fees,
@@ -104,7 +105,8 @@ def prove(case: Case, proof: WindowProof) -> None:
     """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
     charge = charge_of(case, proof)
-    terms = check_terms(case, number, charge, is_claim=proof.diverged is not None)
+    audited = audited_charge(case.spec, proof, charge)
+    terms = check_terms(case, number, audited, is_claim=proof.diverged is not None)
     window = WindowRecord(
         task=case.record.id,
         number=number,

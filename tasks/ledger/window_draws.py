@@ -13,6 +13,7 @@ from tasks.errors import (
     TooManyDeclines,
     WrongPhase,
 )
+from tasks.evaluations import ended_by
 from tasks.ledger import registry
 from tasks.ledger.audits import CHECK_GAS, SURE, is_hit, samples_of
 from tasks.ledger.capacity import count_decline, has_room, owe
@@ -133,7 +134,8 @@ def _seat(case: Case, window: WindowRecord, seed: bytes, nodes: Sequence[registr
         count = samples_of(window.proof.segments, window.wanted, case.parameters)
         window = case.advance_window(
             window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN,
-            sampled=_sampled(window, seed, count), verifiers=seats,
+            sampled=_sampled(window, seed, count, ends=bool(ended_by(case.spec, window.proof))),
+            verifiers=seats,
         )  # fmt: skip
         _tell_drawn(case, window, Reason.VERIFIERS_DRAWN)
     else:
@@ -150,13 +152,13 @@ def _put_off(case: Case, window: WindowRecord, waits: int) -> None:
     schedule_draw(case.state, Draw(case.scope.block.height + pause, window.task, window.number, waits))
 
 
-def _sampled(window: WindowRecord, seed: bytes, count: int) -> tuple[int, ...]:
-    """Draw ``count`` segments to run again; the one that is claimed to diverge is always among them.
+def _sampled(window: WindowRecord, seed: bytes, count: int, *, ends: bool) -> tuple[int, ...]:
+    """Draw ``count`` segments to run again; one that is claimed to diverge, or ``ends`` the job, is among them.
 
     What was opened in an earlier round is public: only where nothing else is left it is run again.
     """
     segments = window.proof.segments
-    others = range(segments if window.proof.diverged is None else segments - 1)
+    others = range(segments - 1 if ends or window.proof.diverged is not None else segments)
     fresh = [segment for segment in others if segment not in window.seen] or list(others)
     count -= segments - len(others)
     drawn = [fresh[at] for at in draw_segments(seed, len(fresh), count)] if count else []

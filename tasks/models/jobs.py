@@ -102,6 +102,8 @@ class TuningSettings:
     """0: once an epoch, but EVALUATIONS_MAX times at most."""
     keep: str = "last"
     """Whose adapters the result has: of the ``last`` state, or of the ``best``, by validation loss."""
+    patience: int = 0
+    """Evaluations in a row without a lower loss that end the job; 0 never ends it early."""
 
 
 class TuningJob(NamedTuple):
@@ -248,7 +250,7 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
             settings.weight_decay_nano,
         ),
         RateSchedule(settings.schedule, settings.warmup_steps, settings.clip_nano),
-        TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0)),
+        TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0), settings.patience),
     )  # fmt: skip
 
 

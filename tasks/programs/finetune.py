@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from struct import unpack
 from typing import Final, NamedTuple
 
 from tasks.programs.adamw import STATE_GROUPS, Gate, Rates, adamw
@@ -73,6 +74,7 @@ __all__ = [
     "finetune_program",
     "layer_adapters",
     "layer_tensors",
+    "losses_in",
     "losses_place",
     "marked_program",
     "row_tensors",
@@ -205,6 +207,11 @@ class FinetuneRates(NamedTuple):
             raise ProgramInvalid(f"a warm-up of {self.warmup_steps} out of {self.total_steps} steps")
         if not 0 <= self.clip_nano <= 1000 * NANO:
             raise ProgramInvalid("the norm of gradients is bounded by 1000 at most")
+
+
+def losses_in(content: bytes) -> tuple[float, ...]:
+    """Return the losses in the content of ``evaluation/losses``."""
+    return unpack(f"<{EVALUATIONS_MAX}f", content)
 
 
 def check_rates(shape: FinetuneShape, rates: FinetuneRates) -> None:

@@ -7,6 +7,7 @@ through the validation rows and change no weight. All of it follows from the num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -108,6 +109,21 @@ class Loop(NamedTuple):
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.evaluated_at(middle - 1) <= steps else (low, middle - 1)
         return low
+
+    def ended_by(self, steps: int, losses: Sequence[float], patience: int) -> int:
+        """Return the steps after which a job ends early, of those that are done; 0 if it goes on (R87).
+
+        It ends with the first evaluation that is the last of ``patience`` in a row without a loss below the lowest
+        one before them. ``losses`` are those of the evaluations, of which those count that are complete after
+        ``steps``. The job's own last evaluation ends nothing early. ``patience`` 0 never ends.
+        """
+        best = 0
+        for number in range(min(self.evaluated_by(steps), self.evaluations - 1) if patience else 0):
+            if losses[number] < losses[best]:
+                best = number
+            if number - best >= patience:
+                return self.evaluated_at(number)
+        return 0
 
     def updated_by(self, steps: int) -> int:
         """Return how many updates are complete after so many steps."""

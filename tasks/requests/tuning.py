@@ -15,7 +15,7 @@ __all__ = ["TuningRequest", "tuning_of"]
 
 _WHOLE: Final = (
     "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps", "accumulate",
-    "evaluate_every",
+    "evaluate_every", "patience",
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
 _TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation")
@@ -57,7 +57,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         raise fields.wrong("steps", "steps and epochs: give one of them")
     share, path = _validation(fields)
     if not share and not path:
-        for name in ("evaluate_every", "keep"):
+        for name in ("evaluate_every", "patience", "keep"):
             if fields.has(name) and (name != "keep" or fields.choice("keep", KEPT, usual.keep) == "best"):
                 raise fields.wrong(name, f"{name} needs rows for validation: add validation: 0.1, or a file")
     settings = TuningSettings(
@@ -79,7 +79,9 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         accumulate=fields.whole("accumulate", usual.accumulate),
         validation_nano=share,
         evaluate_every=fields.whole("evaluate_every", usual.evaluate_every),
-        keep=fields.choice("keep", KEPT, usual.keep),
+        # After evaluations in vain the last state is not the one that is wanted.
+        keep=fields.choice("keep", KEPT, "best" if fields.has("patience") else usual.keep),
+        patience=fields.whole("patience", usual.patience),
     )
     return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings, path)
 

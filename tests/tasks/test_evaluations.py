@@ -12,7 +12,14 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning import Tuner, first_state
-from tasks.evaluations import evaluations_of, show_losses, shows_losses
+from tasks.evaluations import (
+    ended_by,
+    evaluations_of,
+    is_end,
+    least_steps,
+    show_losses,
+    shows_losses,
+)
 from tasks.kinds.finetune import TrainingLoop
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.records import load_window
@@ -122,3 +129,21 @@ def test_the_ledger_takes_a_window_with_the_losses_of_its_state_alone() -> None:
         assert world.send(worker, SUBMIT_WINDOW, [window_proof_to_value(bad)]) == "proof_mismatch"
     assert world.send(worker, SUBMIT_WINDOW, [window_proof_to_value(good)]) is None
     assert load_window(world.state, task, 0).proof == good
+
+
+def test_where_a_job_ends_follows_from_the_losses_of_the_states_that_proofs_show() -> None:
+    """Of a real job: its fifth evaluation, after 25 of 30 steps, is the first one that is no better (R87)."""
+    spec, plan, made = tuned(updates=12, samples=3, loop=LOOP._replace(patience=1), window=10)
+    tuner = Tuner(plan, made.model, made.data, ARRAYS, first_state(plan))
+    for window, step in ((0, 10), (1, 20), (2, 25)):
+        tuner.run_steps(step - tuner.step)
+        shown = proof(spec, bytes(32), window, tuner.state())._replace(step_to=step)
+        assert shows_losses(spec, shown)
+        assert ended_by(spec, shown) == (25 if step == 25 else 0)
+        assert is_end(spec, tuner.state()) == tuner.is_over == (step == 25)
+    assert least_steps(spec) == 10
+    for other in (LOOP, LOOP._replace(patience=2), LOOP._replace(patience=128)):
+        same = spec.changed(loop=other)
+        assert ended_by(same, shown) == 0 and not is_end(same, after(6))
+    assert least_steps(spec.changed(loop=LOOP)) == least_steps(spec.changed(loop=LOOP._replace(patience=5))) == 30
+    assert spec.program() == spec.changed(loop=LOOP).program(), "no program depends on it"

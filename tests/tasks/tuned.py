@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from tasks.engines.input_blobs import model_root, rows_root
 from tasks.engines.tuning import first_state
@@ -33,6 +33,11 @@ TINY: Final = LlamaShape(
 )  # fmt: skip
 
 
+def of_shape(loop: TrainingLoop) -> dict[str, Any]:
+    """Return the fields of a loop that a program follows from."""
+    return {name: value for name, value in loop._asdict().items() if name != "patience"}
+
+
 def tuned(
     layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output"),
     shape: LlamaShape | None = None, segment: int = 2, updates: int = STEPS, samples: int = 4,
@@ -44,8 +49,8 @@ def tuned(
     """
     rates = FinetuneRates(Rates(20_000_000), "cosine", 1, updates, NANO)
     made = tuning(shape or replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
-    made = replace(made, job=replace(made.job, train_rows=samples, **loop._asdict()))
-    plan = TuningPlan(made.job, rates, bytes(range(32)))
+    made = replace(made, job=replace(made.job, train_rows=samples, **of_shape(loop)))
+    plan = TuningPlan(made.job, rates, bytes(range(32)), loop.patience)
     model, job = made.job.model, made.job
     part = FinetunePart(
         model=BaseModel(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from billing.prices import work_price_up
 from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, WholeNumber
 from node.cli.blobs import show_progress
 from node.cli.commands import next_command
@@ -50,6 +51,7 @@ from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.evaluations import least_steps
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
 from tasks.ledger.screening import dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
@@ -332,12 +334,22 @@ def _work_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
     return {
         "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
         "work, at the price limit": show_amount(amounts.price),
+        **_least_lines(job),
         "verification, at most": show_amount(amounts.verification),
         "a check": f"{show_amount(amounts.checks.fee)}, paid by the check fund",
         "verifiers drawn": f"up to a base fee of {show_amount(amounts.checks.base_fee)} per gas",
         "worker's bond, at least": show_amount(amounts.checks.bond),
         "bond of a new worker": show_amount(amounts.checks.bond_new),
     }
+
+
+def _least_lines(job: JobSpec) -> dict[str, str]:
+    """Return what the work costs of a job that ends as early as it can; the rest comes back."""
+    least = least_steps(job)
+    if least == job.schedule.total_steps:
+        return {}
+    price = work_price_up(least * job.step_units, job.max_price_per_tera_unit)
+    return {"work, if it ends at once": f"{show_amount(price)}: {counted(least, 'step')}, and the rest comes back"}
 
 
 def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:

@@ -59,6 +59,8 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
             f"{counted(rows.rows - rows.samples, 'row')}, {counted(loop.evaluations, 'evaluation')}, one every "
             f"{counted(loop.evaluate_every, 'update')}; {kept}"
         )
+        if patience := part.loop.patience:
+            validation["ends early"] = f"after {counted(patience, 'evaluation')} in a row without a lower loss"
     memory = needs_of(job.spec, open_windows_max=1).process
     return {
         "rows": f"{rows.samples} of {rows.length} tokens, {rows.slots} of them trained at most",

@@ -158,6 +158,7 @@ def _progress(record: Mapping[str, Any]) -> dict[str, str]:
             "data set": record["spec"]["dataset"]["blob"],
             "windows": f"{record['final_windows']} of {record['windows']} final, "
             f"{record['proved_windows']} proved",
+            **_ended_early(record),
             "state root": record["final_root"] or record["state_root"],
         }
     found = {
@@ -172,6 +173,16 @@ def _progress(record: Mapping[str, Any]) -> dict[str, str]:
     elif meter["stop_ms"]:
         found["ended"] = "its machine is to stop it"
     return found
+
+
+def _ended_early(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return why a task has fewer windows than its job: a lower validation loss did not come in time."""
+    spec = record["spec"]
+    patience, schedule = spec.get("loop", {}).get("patience", 0), spec["schedule"]
+    planned = -(-schedule["total_steps"] // schedule["window_steps"])
+    if not patience or record["windows"] == planned or record["phase"] not in ("output", "verifying", "settled"):
+        return {}
+    return {"ended early": f"of {planned} windows; {counted(patience, 'evaluation')} brought no lower loss"}
 
 
 def _job(spec: Mapping[str, Any]) -> str:

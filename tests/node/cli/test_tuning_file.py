@@ -17,6 +17,7 @@ from node.home.paths import Home
 from rpc.client.jobs import make_job
 from state.primitives.errors import ConfigError
 from tasks.engines.input_blobs import check_tensors, split_tensors
+from tasks.evaluations import least_steps
 from tasks.ledger.screening import check_start
 from tasks.requests.errors import RequestInvalid
 from tasks.spec import Schedule, decode_spec, encode_spec
@@ -83,14 +84,22 @@ def test_fields_of_the_training_loop_are_those_of_the_specification(folder: Path
     job = looped(folder, "accumulate: 3", "validation: 0.3", "evaluate_every: 4", "keep: best")
     assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
     part, plan = job.spec.part, job.spec.plan()
-    assert (part.dataset.rows, part.dataset.samples, part.loop) == (7, 5, (3, 4, 1))
+    assert (part.dataset.rows, part.dataset.samples, part.loop) == (7, 5, (3, 4, 1, 0))
     # Six updates of an epoch of three batches each; two evaluations of a batch.
     assert (plan.loop.updates, job.spec.schedule.total_steps) == (6, 6 * 3 + 2)
     told = told_job(job)
     assert told["updates"] == "6, 3 x 2 rows each; 20 steps"
     assert told["validation"] == "2 rows, 2 evaluations, one every 4 updates; the best state is kept"
     assert told["memory"].endswith("MiB for the process of the job")
-    assert looped(folder, "validation: 0.3").spec.part.loop == (1, 3, 0)  # once an epoch
+    assert looped(folder, "validation: 0.3").spec.part.loop == (1, 3, 0, 0)  # once an epoch
+
+
+def test_a_job_with_patience_keeps_the_best_adapters_if_nothing_else_is_asked_for(folder: Path) -> None:
+    job = looped(folder, "validation: 0.3", "evaluate_every: 1", "patience: 2")
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    assert job.spec.part.loop == (1, 1, 1, 2) and least_steps(job.spec) == 6
+    assert told_job(job)["ends early"] == "after 2 evaluations in a row without a lower loss"
+    assert looped(folder, "validation: 0.3", "patience: 2", "keep: last").spec.part.loop == (1, 3, 0, 2)
 
 
 def test_rows_for_validation_do_not_depend_on_the_seed_and_nothing_is_lost(folder: Path) -> None:
@@ -162,6 +171,9 @@ def test_rows_for_validation_may_have_a_file_of_their_own(folder: Path) -> None:
         ("batch: 2", "validation: none.jsonl", "none.jsonl: No such file"),
         ("batch: 2", "keep: best", "tune.yaml: line 6: keep needs rows for validation"),
         ("batch: 2", "keep: first", "tune.yaml: line 6: keep: last, best expected"),
+        ("batch: 2", "patience: 2", "tune.yaml: line 6: patience needs rows for validation"),
+        ("batch: 2", "validation: 0.3\npatience: -1", "tune.yaml: line 7: patience: a whole number of 1 or more"),
+        ("batch: 2", "validation: 0.3\npatience: 129", "tune.yaml: the job cannot run: a patience of 129"),
         ("batch: 2", "evaluate_every: 2", "tune.yaml: line 6: evaluate_every needs rows for validation"),
         ("steps: 6", "steps: 600\nvalidation: 0.3\nevaluate_every: 1", "cannot run: 600 evaluations, at most 128"),
         ("batch: 2", "window_steps: 7", "the job cannot run: window_steps is 7: a multiple of 1 up to 6"),

@@ -24,6 +24,7 @@ from tasks.engines.input_blobs import join_tensors
 from tasks.engines.tuning import Tuner, first_state
 from tasks.evaluations import evaluations_of, show_losses
 from tasks.kinds.finetune import TrainingLoop
+from tasks.ledger import queries
 from tasks.ledger.custody_records import Terms
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import load_window
@@ -212,6 +213,34 @@ async def test_validation_losses_stand_in_the_proofs_of_a_job_that_nodes_run(wor
         assert {f.code for seat in window.verifiers for f in seat.findings or ()} <= {Code.COMPUTED}
     assert window.proof.losses is not None
     assert [one.update for one in evaluations_of(spec, 10, window.proof.losses.content)] == [2, 4]
+
+
+@pytest.mark.nightly
+async def test_a_job_ends_early_by_its_losses_is_checked_and_its_rest_returns(world: World) -> None:
+    """After 25 of 30 steps (R87), in the middle of a segment of the second window."""
+    spec, plan, made = tuned(updates=12, samples=3, loop=TrainingLoop(2, 2, 1, 1), window=20)
+    part: Any = spec.part
+    spec = spec.changed(
+        dataset=part.dataset._replace(blob=name_of(ROWS)), model=part.model._replace(blob=name_of(MODEL))
+    )
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        market, holder = await started(world, nursery, worker, verifier)
+        put(holder, ROWS, MODEL)
+        for machine in (worker, verifier):
+            await nursery.start(machine.run)
+        await market.post(spec)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        await world.mint_until(lambda: escrow_totals(world.store, market.task).locked == 0)
+        nursery.cancel_scope.cancel()
+    direct = Tuner(plan, made.model, made.data, engine("numpy"), first_state(plan))
+    direct.run_steps(30)
+    window = load_window(world.store, market.task, 1)
+    assert (direct.step, window.proof.step_to, window.proof.segments) == (25, 25, 3)
+    assert window.proof.state_root_out == market.record.final_root == direct.state().root(plan)
+    findings = {f.segment: f.code for seat in window.verifiers for f in seat.findings or ()}
+    assert set(findings.values()) <= {Code.COMPUTED} and (not findings or 2 in findings)
+    assert Purpose.UNSPENT in {line.purpose for line in queries.bill(world.store, market.task).lines}
 
 
 class PrivateTuning(PrivateMarket):

@@ -22,8 +22,10 @@ from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import WindowResult
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
+from tasks.kinds.finetune import TrainingLoop
 from tasks.programs.finetune import row_tensors
 from tasks.programs.llama_shape import weight_tensors
+from tasks.proofs import Code
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job as LiarJob
 from tests.tasks.dispute.liars import lie
@@ -136,3 +138,49 @@ async def test_a_model_larger_than_a_frame_is_handed_to_its_process(tmp_path: Pa
     options = ProcessOptions(engine="numpy", memory_mib=needs.process >> 20, no_progress_s=1_800.0)
     executor = Executor(ExecutorOptions(options), tmp_path)
     assert await executor.try_task(TASK, spec, rows, model=model) > 0
+
+
+async def test_a_job_ends_in_the_middle_of_a_segment_and_of_a_window(tmp_path: Path) -> None:
+    """After 25 of 30 steps, by its validation loss (R87); its checker runs what the worker's leaf says."""
+    spec, plan, made = tuned(updates=12, samples=3, loop=TrainingLoop(2, 2, 1, 1), window=20)
+    rows = join_tensors(row_tensors(plan.shape), made.data)
+    model = join_tensors(weight_tensors(plan.shape.model), made.model)
+    check_orders(spec, rows, 2, model)
+    executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, spec)
+    done = await executor.run_task(TASK, spec, rows, windows.hand_on, model=model)
+    direct = Tuner(plan, made.model, made.data, engine("numpy"), first_state(plan))
+    direct.run_steps(30)
+    assert (direct.step, done.steps, done.state_root) == (25, 25, direct.state().root(plan))
+    leaves, states = windows.found[1]
+    assert [(leaf.step_from, leaf.step_to) for leaf in leaves] == [(20, 22), (22, 24), (24, 25)]
+    assert states[-1] == direct.state().encode()
+    again = Windows(TASK, spec)
+    assert (await executor.run_task(TASK, spec, rows, again.hand_on, model=model)).steps == 25
+    assert again.found == [], "both windows were handed on, and nothing is run again"
+
+    verifier = Executor(OPTIONS, tmp_path / "verifier")
+    found = await verifier.verify_segment(TASK, spec, rows, leaves[2], states[2], model=model)
+    assert (found.code, found.mismatches) == (Code.COMPUTED, ())
+    beyond = leaves[2]._replace(step_to=26)  # who goes on is found by what the steps give, not by where they end
+    found = await verifier.verify_segment(TASK, spec, rows, beyond, states[2], model=model)
+    assert found.mismatches == ("state_root_after", "loss_bits")[: len(found.mismatches)] and found.mismatches
+
+
+async def test_a_worker_that_died_after_the_end_goes_no_further(tmp_path: Path) -> None:
+    spec, plan, made = tuned(updates=12, samples=3, loop=TrainingLoop(2, 2, 1, 1), window=30)
+    rows = join_tensors(row_tensors(plan.shape), made.data)
+    model = join_tensors(weight_tensors(plan.shape.model), made.model)
+    executor = Executor(OPTIONS, tmp_path)
+
+    class Died(Exception):
+        pass
+
+    async def die(_result: WindowResult) -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        await executor.run_task(TASK, spec, rows, die, model=model)
+    windows = Windows(TASK, spec)
+    done = await Executor(OPTIONS, tmp_path).run_task(TASK, spec, rows, windows.hand_on, model=model)
+    assert (done.steps, done.accuracy, len(windows.found)) == (25, (0, 0), 1)
+    assert windows.found[0][0][-1].step_to == 25

@@ -120,3 +120,21 @@ def test_the_largest_loop_takes_no_time() -> None:
 def test_numbers_that_are_no_loop_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ProgramInvalid):
         Loop(2, 10, 8)._replace(**change).check()
+
+
+@settings(max_examples=150)
+@given(loops(), st.lists(st.sampled_from((0.5, 1.0, 2.0, 3.0)), min_size=50, max_size=50), st.integers(1, 6))
+def test_a_job_ends_as_a_plain_trainer_stops(loop: Loop, losses: list[float], patience: int) -> None:
+    """Of all steps that may be done, those after the end and those before it: the end is the same one."""
+    ended, best, in_vain, number = 0, float("inf"), 0, 0
+    for step, moment in enumerate(plain(loop), 1):
+        if moment.evaluation < 0 or not moment.ends:
+            continue
+        in_vain = 0 if losses[number] < best else in_vain + 1
+        best, number = min(best, losses[number]), number + 1
+        if in_vain >= patience and step < loop.steps:
+            ended = step
+            break
+    for steps in range(loop.steps + 1):
+        assert loop.ended_by(steps, losses, patience) == (ended if ended and ended <= steps else 0)
+        assert loop.ended_by(steps, losses, 0) == 0
