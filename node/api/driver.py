@@ -16,18 +16,18 @@ import structlog
 from node.api.errors import ApiError
 from node.api.making import Maker, trained_tokens
 from node.api.posting import NotPosted, Poster, fees_of
-from node.api.records import EXPIRES_S, TUNING, JobRecord
-from node.api.results import adapters_of, metrics_file, receipt_file, zipped
+from node.api.records import EXPIRES_S, LOSS_NAMES, TUNING, JobRecord
+from node.api.results import adapters_of, evaluated_in, metrics_file, receipt_file, zipped
 from node.api.states import batch_end, is_started, tuning_end
 from node.api.store import Store
 from rpc.client import Client, NoResult, ResultMismatch
-from rpc.client.results import Bill, Task
+from rpc.client.results import Bill, Task, Window
 from rpc.client.tasks import TaskResult
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from tasks.evaluations import is_end
-from tasks.spec import encode_spec
+from tasks.evaluations import Evaluation, is_end
+from tasks.spec import decode_spec, encode_spec
 
 __all__ = ["Driver"]
 
@@ -162,11 +162,28 @@ class Driver:
             windows = [one for one in client.task_windows(task.id) if one.phase == "final"]
             fresh = windows[job.windows :]
             values["windows"] = len(windows)
-            values["checkpoints"] = [*job.checkpoints, *([one.proof.step_to, _now_s()] for one in fresh)]
+            values["checkpoints"] = [*job.checkpoints, *(self._checkpoint(job, one) for one in fresh)]
+            told = evaluated_in(job, fresh[-1])
+            values["evaluations"] = len(told)
+            for found in told[job.evaluations :]:
+                self._tell_loss(job, found)
             for one in fresh:
                 step = one.proof.step_to
                 self._tell(job, f"Checkpoint: step {step} is proved and final.", data={"step": step})
         return self._store.change(job.id, **values) if values else job
+
+    @staticmethod
+    def _checkpoint(job: JobRecord, window: Window) -> list[Any]:
+        """Return step and time of a window's state, and its validation loss if these very weights have one."""
+        step, told = window.proof.step_to, evaluated_in(job, window)
+        plan: Any = decode_spec(bytes.fromhex(job.spec)).plan()
+        losses = [told[-1].loss] if told and told[-1].update == plan.loop.updated_by(step) else []
+        return [step, _now_s(), *losses]
+
+    def _tell_loss(self, job: JobRecord, found: Evaluation) -> None:
+        total = decode_spec(bytes.fromhex(job.spec)).schedule.total_steps
+        data = {"step": found.step, "total_steps": total, **dict.fromkeys(LOSS_NAMES, found.loss)}
+        self._tell(job, f"Step {found.step}/{total}: full validation loss={found.loss:.4f}", data=data)
 
     # The end
 
@@ -212,11 +229,12 @@ class Driver:
             return []
         if not points:
             return []
+        evaluations = client.evaluations(task.id)
         first, last = points[0], points[-1]
         self._tell(
             job, f"Training loss: {first.loss:.4g} at the beginning, {last.loss:.4g} at step {last.step_to}."
         )
-        return [self._keep(job, "metrics", metrics_file(points), "step_metrics.csv")]
+        return [self._keep(job, "metrics", metrics_file(points, evaluations), "step_metrics.csv")]
 
     def _tuned(self, job: JobRecord, task: Task, found: TaskResult | None, status: str) -> dict[str, Any]:
         values: dict[str, Any] = {"status": status}
@@ -225,12 +243,12 @@ class Driver:
             values["result_files"] = [self._keep(job, "adapters", zipped(files), "adapters.zip")]
         is_whole = found is not None and is_end(found.spec, found.state)
         if status == "succeeded" and found is not None and is_whole:
-            part: Any = found.spec.part
+            plan: Any = found.spec.plan()
             parts = ("ft", job.model, "dekube", job.request.get("suffix") or "", task.id.hex())
             self._store.keep_state(job.id, found.state.encode())
-            values["state_root"] = found.state.root(found.spec.plan()).hex()
+            values["state_root"] = found.state.root(plan).hex()
             values["tuned_model"] = ":".join(parts)
-            values["trained_tokens"] = trained_tokens(job, part, found.state.step)
+            values["trained_tokens"] = trained_tokens(job, plan.loop, found.state.step)
             self._tell(job, f"The model is {values['tuned_model']}.")
             self._tell(job, "The job is done.")
             return values

@@ -29,7 +29,7 @@ from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.errors import ModelError, RowsInvalid
 from tasks.models.jobs import LazyTokens, TuningSettings
 from tasks.models.opening import open_embedder, open_model
-from tasks.models.rows import examples_of, objects_of
+from tasks.models.rows import Example, examples_of, objects_of
 from tasks.models.tokens import Tokeniser
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
@@ -38,7 +38,7 @@ from tasks.spec import JobSpec, decode_spec
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
-    from tasks.spec import FinetunePart
+    from tasks.programs.loop import Loop
 
 __all__ = ["Maker", "MakerOptions", "ModelFile", "parse_model", "trained_tokens"]
 
@@ -136,21 +136,24 @@ class Maker:
         if tuned is not None:
             raise unsupported("A tuned model cannot be tuned again; name its base model.", "model")
         factor = settings["rate_factor"] or 1.0
-        data = self._store.content(job.data_file)
+        read = list[list[Example]]()
         try:
             with open_model(model.path) as opened:
-                if any("messages" in fields for _, fields in objects_of(data)):
-                    check_chat(opened.tokeniser())
-                examples = list(examples_of(data, LazyTokens(opened), opened.shape.vocabulary))
+                tokens = LazyTokens(opened)
+                for file in job.files:
+                    data = self._store.content(file)
+                    if any("messages" in fields for _, fields in objects_of(data)):
+                        check_chat(opened.tokeniser())
+                    read.append(list(examples_of(data, tokens, opened.shape.vocabulary)))
         except RowsInvalid as error:
-            raise _of_rows(error) from None
+            raise _of_rows(error, "validation_file" if read else "training_file") from None
         except (ModelError, EngineMissing) as error:
             raise wrong(str(error), "model", error.code) from None
         numbers = {
             "epochs": settings["epochs"] or _USUAL.epochs,
-            "batch": min(settings["batch"] or _USUAL.batch, len(examples)),
+            "batch": min(settings["batch"] or _USUAL.batch, len(read[0])),
             "rate_factor": factor,
-            "tokens": sum(len(one.tokens) for one in examples),
+            "tokens": sum(len(one.tokens) for one in read[0]),
         }
         return replace(job, settings=numbers)
 
@@ -169,11 +172,13 @@ class Maker:
 
     def _tuning(self, job: JobRecord) -> MadeJob:
         rate = round(_USUAL.learning_rate_nano * float(job.settings["rate_factor"])) / NANO
-        return self._make(
-            job, self._store.content(job.data_file), "training_file",
-            {"kind": KIND_FINETUNE, "epochs": job.settings["epochs"], "batch": job.settings["batch"],
-             "learning_rate": rate},
-        )  # fmt: skip
+        values: dict[str, Any] = {
+            "kind": KIND_FINETUNE, "epochs": job.settings["epochs"], "batch": job.settings["batch"],
+            "learning_rate": rate,
+        }  # fmt: skip
+        if job.validation_file is not None:  # once an epoch
+            values["validation"] = str(self._store.path(job.validation_file).absolute())
+        return self._make(job, self._store.content(job.data_file), "training_file", values)
 
     def _batch(self, job: JobRecord) -> MadeJob:
         asked = self.plan(job)
@@ -215,7 +220,7 @@ class Maker:
                 max_price_per_tera_unit=self._options.max_price, data=data, tuned=adapters,
             )  # fmt: skip
         except RequestInvalid as error:
-            where = {"model": "model", "data": param}.get(error.field)
+            where = {"model": "model", "data": param, "validation": "validation_file"}.get(error.field)
             raise wrong(_place(error.line) + error.text, where, error.code) from None
 
     def lines(self, job: JobRecord) -> tuple[str, list[Fault]]:
@@ -260,14 +265,14 @@ def check_chat(text: Tokeniser) -> None:
         )
 
 
-def _of_rows(error: RowsInvalid) -> ApiError:
-    return wrong(f"The training file is invalid: {error}.", "training_file", "invalid_training_file")
+def _of_rows(error: RowsInvalid, param: str) -> ApiError:
+    return wrong(f"The {param.replace('_', ' ')} is invalid: {error}.", param, f"invalid_{param}")
 
 
 def _place(line: int | None) -> str:
     return "" if line is None else f"line {line}: "
 
 
-def trained_tokens(job: JobRecord, part: FinetunePart, steps: int) -> int:
+def trained_tokens(job: JobRecord, loop: Loop, steps: int) -> int:
     """Return how many tokens a job was trained on: those of its rows, as often as they were read."""
-    return int(job.settings["tokens"]) * steps // -(-part.dataset.rows // part.batch)
+    return int(job.settings["tokens"]) * loop.trained(loop.updated_by(steps)) // loop.epoch_steps

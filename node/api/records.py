@@ -13,6 +13,7 @@ __all__ = [
     "BATCH",
     "BATCH_ENDED",
     "EXPIRES_S",
+    "LOSS_NAMES",
     "TUNING",
     "TUNING_ENDED",
     "Event",
@@ -31,6 +32,8 @@ BATCH_ENDED: Final = ("failed", "completed", "expired", "cancelled")
 EXPIRES_S: Final = 24 * 3600
 """Time of a batch, from its creation on."""
 CHECKPOINTS_SHOWN_MAX: Final = 1_000
+LOSS_NAMES: Final = ("valid_loss", "full_valid_loss")
+"""Names of a validation loss in the format: of some rows, and of all. Here all rows are evaluated each time."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Event:
         """Return it as the format shows it."""
         return {
             "id": f"ftevent-{job.partition('-')[2]}-{self.number}", "object": "fine_tuning.job.event",
-            "created_at": self.created_s, "level": self.level, "message": self.message, "type": "message",
-            "data": self.data,
+            "created_at": self.created_s, "level": self.level, "message": self.message,
+            "type": "metrics" if LOSS_NAMES[0] in (self.data or ()) else "message", "data": self.data,
         }  # fmt: skip
 
 
@@ -114,8 +117,10 @@ class JobRecord:
     """How often the result could not be fetched."""
     windows: int = 0
     """Windows whose checkpoints are told."""
-    checkpoints: Sequence[Sequence[int]] = ()
-    """Step and time of each."""
+    checkpoints: Sequence[Sequence[Any]] = ()
+    """Step and time of each, and its validation loss where it was evaluated."""
+    evaluations: int = 0
+    """Validation losses that are told."""
     error: Mapping[str, Any] | None = None
     faults: Sequence[Mapping[str, Any]] = ()
     """What is wrong with the file of a batch."""
@@ -139,6 +144,17 @@ class JobRecord:
     def has_ended(self) -> bool:
         """Whether nothing of it changes any more."""
         return self.status in (TUNING_ENDED if self.kind == TUNING else BATCH_ENDED)
+
+    @property
+    def validation_file(self) -> str | None:
+        """The file of rows for validation of a fine-tuning job."""
+        found = self.request.get("validation_file")
+        return None if found is None else str(found)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it reads."""
+        return (self.data_file,) if self.validation_file is None else (self.data_file, self.validation_file)
 
     @property
     def task(self) -> bytes | None:
@@ -183,7 +199,7 @@ class JobRecord:
             "status": self.status, "error": self.error, "fine_tuned_model": self.tuned_model,
             "finished_at": self.finished_s, "hyperparameters": shown, "organization_id": "dekube",
             "result_files": list(self.result_files), "seed": self.seed, "trained_tokens": self.trained_tokens,
-            "training_file": self.data_file, "validation_file": None, "estimated_finish": None,
+            "training_file": self.data_file, "validation_file": self.validation_file, "estimated_finish": None,
             "integrations": [], "metadata": self.request.get("metadata"),
             "method": {"type": "supervised", "supervised": {"hyperparameters": shown}},
             "dekube": self.extra(),
@@ -216,9 +232,10 @@ class JobRecord:
             {
                 "id": f"ftckpt-{self.id.partition('-')[2]}-{step}", "object": "fine_tuning.job.checkpoint",
                 "created_at": created_s, "fine_tuned_model_checkpoint": f"{name}:ckpt-step-{step}",
-                "fine_tuning_job_id": self.id, "step_number": step, "metrics": {"step": step},
+                "fine_tuning_job_id": self.id, "step_number": step,
+                "metrics": {"step": step, **{name: losses[0] for name in LOSS_NAMES if losses}},
             }
-            for step, created_s in reversed(self.checkpoints[-CHECKPOINTS_SHOWN_MAX:])
+            for step, created_s, *losses in reversed(self.checkpoints[-CHECKPOINTS_SHOWN_MAX:])
         ]  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class TuningRequest:
 
     model: str
     training_file: str
+    validation_file: str | None = None
     epochs: int | None = None
     batch: int | None = None
     rate_factor: float | None = None
@@ -89,8 +90,6 @@ class Page:
 def read_tuning(body: Mapping[str, Any]) -> TuningRequest:
     """Return the job that a body asks for. Raises ApiError."""
     fields = Fields(body, _TUNING)
-    if fields.text("validation_file") is not None:
-        raise unsupported("Fine-tuning jobs take no validation file yet; leave it out.", "validation_file")
     fields.only("integrations", [[]], "jobs report to no other service")
     given = fields.inner("hyperparameters", _HYPERPARAMETERS)
     method = fields.inner("method", ("type", "supervised", "dpo", "reinforcement"))
@@ -114,6 +113,7 @@ def read_tuning(body: Mapping[str, Any]) -> TuningRequest:
     return TuningRequest(
         model=fields.needed("model", most=MODEL_CHARACTERS_MAX),
         training_file=fields.needed("training_file"),
+        validation_file=fields.text("validation_file"),
         epochs=given.whole("n_epochs", 1, EPOCHS_MAX, auto=True),
         batch=given.whole("batch_size", 1, BATCH_ROWS_MAX, auto=True),
         rate_factor=given.number("learning_rate_multiplier", 1e-6, RATE_FACTOR_MAX, auto=True),

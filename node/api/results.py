@@ -14,9 +14,11 @@ from rpc.client.metrics import LossPoint
 from rpc.client.results import Bill, Task, Window
 from rpc.client.tasks import TaskResult
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.evaluations import Evaluation, evaluations_of
 from tasks.models.adapters import adapter_folder, receipt_of
+from tasks.spec import decode_spec
 
-__all__ = ["adapters_of", "metrics_file", "receipt_file", "zipped"]
+__all__ = ["adapters_of", "evaluated_in", "metrics_file", "receipt_file", "zipped"]
 
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 """The oldest that such a file can name: equal results are equal files."""
@@ -61,9 +63,24 @@ def adapters_of(found: TaskResult, base: str) -> dict[str, bytes]:
     return adapter_folder(receipt, found.state.tensors)
 
 
-def metrics_file(points: Sequence[LossPoint]) -> bytes:
-    """Return losses as a table that other programs read."""
-    return "".join(["step,train_loss\n", *(f"{one.step_to},{one.loss:.6g}\n" for one in points)]).encode()
+def evaluated_in(job: JobRecord, window: Window) -> tuple[Evaluation, ...]:
+    """Return the validation losses that the proof of a window shows: of a job without validation none."""
+    proof = window.proof
+    if proof.losses is None:
+        return ()
+    step = proof.step_to if proof.result_step is None else proof.result_step
+    return evaluations_of(decode_spec(bytes.fromhex(job.spec)), step, proof.losses)
+
+
+def metrics_file(points: Sequence[LossPoint], evaluations: Sequence[Evaluation] = ()) -> bytes:
+    """Return losses as a table that other programs read; those of validation have a column if there are some."""
+    rows = {one.step_to: [f"{one.loss:.6g}", ""] for one in points}
+    for one in evaluations:
+        rows.setdefault(one.step, ["", ""])[1] = f"{one.loss:.6g}"
+    columns = 2 if evaluations else 1
+    lines = [",".join(("step", "train_loss", "valid_loss")[: 1 + columns])]
+    lines += [",".join((str(step), *rows[step][:columns])) for step in sorted(rows)]
+    return ("\n".join(lines) + "\n").encode()
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:

@@ -107,6 +107,9 @@ class Service:
         """Make, price and keep a fine-tuning job. Raises ApiError."""
         request = read_tuning(body)
         self._check_purpose(self._store.file(request.training_file, "training_file"), "fine-tune", "training_file")
+        held = request.validation_file
+        if held is not None:
+            self._check_purpose(self._store.file(held, "validation_file"), "fine-tune", "validation_file")
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         job = JobRecord(
             new_id(TUNING), TUNING, _now_s(), asdict(request), "queued", request.model, request.training_file, seed
@@ -117,7 +120,8 @@ class Service:
             )
             job = self._add(job)
         self._store.tell(job.id, job.created_s, f"The job was created. It may cost {price_of(job.reserved)} DKB.")
-        self._store.tell(job.id, job.created_s, f"The file {job.data_file} was checked.")
+        for file in job.files:
+            self._store.tell(job.id, job.created_s, f"The file {file} was checked.")
         self._driver.wake()
         return _shown(job)
 

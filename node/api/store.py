@@ -193,7 +193,7 @@ class Store:
         self.file(number)
         with self._changing() as database:
             for job in self._open(database):
-                if job.data_file == number:
+                if number in job.files:
                     raise ApiError(
                         f"File {number} is read by {job.id}, which has not ended.", status=409, param="id",
                         reason="file_in_use", retry=False,

@@ -9,7 +9,7 @@ import signal
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import openai
@@ -21,8 +21,11 @@ from tests.cluster.network import Network, network, run_here, wait_for
 
 pytestmark = pytest.mark.cluster
 
-BUDGET: Final = "60"
-"""DKB: room for one job of fine-tuning, which reserves 33, and for the batches."""
+BUDGET: Final = "72"
+"""DKB: room for one job of fine-tuning, which reserves 42, and for the batches."""
+EPOCHS: Final = 32
+STEPS: Final = 5 * EPOCHS
+"""Four batches of an epoch, and one of its evaluation."""
 END_S: Final = 150.0
 """A job takes some 20 seconds."""
 
@@ -69,9 +72,10 @@ def wrong_requests_raise_the_client_s_errors(server: ApiServer, client: openai.O
     with pytest.raises(openai.BadRequestError, match="line 9") as refused:
         client.fine_tuning.jobs.create(model="tiny", training_file=rows)
     assert (refused.value.code, refused.value.param) == ("invalid_training_file", "training_file")
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.fine_tuning.jobs.create(model="tiny", training_file=rows, validation_file=rows)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "validation_file")
+    good = upload(client, rows_of(), "fine-tune")
+    with pytest.raises(openai.BadRequestError, match="line 9") as refused:
+        client.fine_tuning.jobs.create(model="tiny", training_file=good, validation_file=rows)
+    assert (refused.value.code, refused.value.param) == ("invalid_validation_file", "validation_file")
     with pytest.raises(openai.BadRequestError) as refused:
         client.batches.create(input_file_id=rows, endpoint="/v1/moderations", completion_window="24h")
     assert refused.value.param == "endpoint"
@@ -95,19 +99,29 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
     wrong_requests_raise_the_client_s_errors(server, client)
 
     rows = upload(client, rows_of(), "fine-tune")
-    settings: Any = {"model": "tiny", "training_file": rows, "hyperparameters": {"n_epochs": 32, "batch_size": 2}}
-    answer = client.fine_tuning.jobs.with_raw_response.create(**settings, seed=7, suffix="mirror")
+    held = upload(client, rows_of(("qr", "st")), "fine-tune")
+    settings: Any = {
+        "model": "tiny",
+        "training_file": rows,
+        "hyperparameters": {"n_epochs": EPOCHS, "batch_size": 2},
+    }
+    answer = client.fine_tuning.jobs.with_raw_response.create(
+        **settings, validation_file=held, seed=7, suffix="mirror"
+    )
     job = answer.parse()
+    assert job.validation_file == held
+    with pytest.raises(openai.ConflictError):
+        client.files.delete(held)
     extra: Any = (job.model_extra or {})["dekube"]
     assert answer.headers["x-dekube-price"] == extra["reserved"]
     with pytest.raises(openai.RateLimitError, match="budget") as refused:
-        client.fine_tuning.jobs.create(**settings)
+        client.fine_tuning.jobs.create(**settings, validation_file=held)
     assert refused.value.code == "insufficient_quota"
     server.end(signal.SIGKILL)  # wherever it is: the job goes on, and has one task
     server.start()
     client = connected(server)
     with pytest.raises(openai.RateLimitError):
-        client.fine_tuning.jobs.create(**settings)
+        client.fine_tuning.jobs.create(**settings, validation_file=held)
 
     cancelled = client.batches.cancel(ask_batch(client, batch_lines("tiny")).id)
     assert cancelled.status == "cancelling"
@@ -118,7 +132,8 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
     told = [event.message for event in client.fine_tuning.jobs.list_events(job.id)]
     assert told[0] == "The job is done." and told[-1].startswith("The job was created.")
     points = client.fine_tuning.jobs.checkpoints.list(job.id).data
-    assert [(point.step_number, point.fine_tuning_job_id) for point in points] == [(128, job.id)]
+    assert [(point.step_number, point.fine_tuning_job_id) for point in points] == [(STEPS, job.id)]
+    the_validation_losses_are_told(client, job, points[0].metrics)
     root = the_folder_and_the_receipt_prove_the_job(client, job, net, folder)
 
     model = job.fine_tuned_model
@@ -136,6 +151,15 @@ def play(server: ApiServer, net: Network, folder: Path) -> None:
         client.models.retrieve(model)
 
 
+def the_validation_losses_are_told(client: openai.OpenAI, job: Any, metrics: Any) -> None:
+    """Once an epoch, and the last one with the checkpoint."""
+    told = [one for one in client.fine_tuning.jobs.list_events(job.id, limit=100) if one.type == "metrics"]
+    losses = [cast("Any", one.data)["full_valid_loss"] for one in reversed(told)]
+    assert len(losses) == EPOCHS and losses[-1] < losses[0]
+    assert [cast("Any", one.data)["step"] for one in reversed(told)] == list(range(5, STEPS + 1, 5))
+    assert (metrics.full_valid_loss, metrics.valid_loss) == (losses[-1], losses[-1])
+
+
 def tuned(client: openai.OpenAI, number: str) -> Any:
     job = client.fine_tuning.jobs.retrieve(number)
     return job if job.status in ("succeeded", "failed", "cancelled") else None
@@ -150,15 +174,18 @@ def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, ne
     """Return the root of the proved state."""
     contents = {client.files.retrieve(one).filename: client.files.content(one).read() for one in job.result_files}
     assert contents.keys() == {"step_metrics.csv", "adapters.zip", "receipt.json"}
-    head, *losses = contents["step_metrics.csv"].decode().splitlines()
-    assert (head, [int(row.partition(",")[0]) for row in losses]) == ("step,train_loss", list(range(1, 129)))
-    assert float(losses[-1].partition(",")[2]) < float(losses[0].partition(",")[2])
+    head, *lines = contents["step_metrics.csv"].decode().splitlines()
+    rows = [line.split(",") for line in lines]
+    assert (head, [int(row[0]) for row in rows]) == ("step,train_loss,valid_loss", list(range(1, STEPS + 1)))
+    losses = [float(row[1]) for row in rows if row[1]]
+    assert len(losses) == 4 * EPOCHS and losses[-1] < losses[0]
+    assert [int(row[0]) for row in rows if row[2]] == list(range(5, STEPS + 1, 5))
     with zipfile.ZipFile(io.BytesIO(contents["adapters.zip"])) as archive:
         archive.extractall(folder / "adapters")
     home = net.root / "validator-0"
     checked = run_here("verify", folder / "adapters", "--home", home)
     receipt = json.loads(contents["receipt.json"])
-    assert (checked["proved"], checked["step"], checked["task"]) == (True, 128, receipt["task"])
+    assert (checked["proved"], checked["step"], checked["task"]) == (True, STEPS, receipt["task"])
     mine = run_here("task", "list", "--mine", "--all", "--home", home)["items"]
     assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 3  # and the cancelled ones
     return str(receipt["windows"][-1]["proof"]["state_root_out"]).removeprefix("0x")

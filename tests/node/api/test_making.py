@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from node.api.errors import ApiError
-from node.api.making import Maker, MakerOptions, ModelFile
+from node.api.making import Maker, MakerOptions, ModelFile, trained_tokens
 from node.api.records import BATCH, TUNING, JobRecord, SignedTask
 from node.api.requests import CHAT
+from node.api.results import metrics_file
 from node.api.store import Store, new_id
 from node.home.paths import Home
+from rpc.client.metrics import LossPoint
+from tasks.evaluations import Evaluation
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
 from tasks.spec import encode_spec
@@ -169,3 +172,38 @@ def test_models_of_the_home_are_served_and_those_that_are_named_go_first(tmp_pat
     assert maker.base_of("kept")[0].path.is_relative_to(tmp_path)
     assert maker.base_of("tiny")[0].path == model
     store.close()
+
+
+def test_rows_for_validation_are_those_of_their_file_and_cost_an_evaluation_an_epoch(
+    tmp_path: Path, model: Path
+) -> None:
+    store, maker = made(tmp_path, model)
+    held = store.add_file(rows_of(("qr", "st", "uv")), "held.jsonl", "fine-tune", 1)
+    job = replace(tuning(store, rows_of()), request={"validation_file": held.id})
+    job = maker.settled(job, **OPEN)
+    spec: Any = maker.make(job).spec
+    rows = spec.part.dataset
+    assert (rows.rows, rows.samples, spec.part.loop) == (11, 8, (1, 2, 0, 0))
+    assert spec.schedule.total_steps == 3 * (2 + 1)
+    assert job.to_json()["validation_file"] == held.id
+    loop = spec.plan().loop
+    assert [trained_tokens(job, loop, steps) for steps in (2, 3, 9)] == [
+        job.settings["tokens"] * times for times in (1, 1, 3)
+    ]
+    store.add_job(replace(job, status="running"), budget=10**30, now_ms=0)
+    with pytest.raises(ApiError) as error:
+        store.delete_file(held.id)
+    assert error.value.reason == "file_in_use"
+    for content, why in ((b'{"text": 5}', "line 1"), (rows_of() + b"\n{}", "line 9")):
+        bad = store.add_file(content, "bad.jsonl", "fine-tune", 1)
+        with pytest.raises(ApiError, match=why) as error:
+            maker.settled(replace(job, request={"validation_file": bad.id}), **OPEN)
+        assert (error.value.reason, error.value.param) == ("invalid_validation_file", "validation_file")
+    store.close()
+
+
+def test_losses_are_a_table_with_a_column_for_validation_where_there_is_some() -> None:
+    points = [LossPoint(0, 0, 2, 2.5, True), LossPoint(0, 2, 3, 1.25, True)]
+    assert metrics_file(points) == b"step,train_loss\n2,2.5\n3,1.25\n"
+    found = metrics_file(points, [Evaluation(2, 3, 1.5), Evaluation(4, 6, 1.0)])
+    assert found == b"step,train_loss,valid_loss\n2,2.5,\n3,1.25,1.5\n6,,1\n"

@@ -40,7 +40,7 @@ def test_settings_are_read_where_either_version_of_the_format_has_them() -> None
         ({"model": None}, "missing_required_parameter", "model"),
         ({"model": 5}, "invalid_value", "model"),
         ({"training_file": ""}, "invalid_value", "training_file"),
-        ({"validation_file": "file-2"}, "unsupported_parameter", "validation_file"),
+        ({"validation_file": 2}, "invalid_value", "validation_file"),
         ({"bogus": 1}, "unknown_parameter", "bogus"),
         ({"hyperparameters": {"n_epochs": 0}}, "invalid_value", "hyperparameters.n_epochs"),
         ({"hyperparameters": {"n_epochs": True}}, "invalid_value", "hyperparameters.n_epochs"),
