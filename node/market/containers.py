@@ -28,7 +28,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.executor.containers import docker
-from tasks.executor.containers.backend import End, Ended, Look
+from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted
 from tasks.executor.containers.logins import read_logins
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
@@ -84,7 +84,7 @@ class Containers:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
-        backend: docker.DockerBackend, *, data_dir: Path,
+        backend: ContainerBackend, *, data_dir: Path,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
@@ -196,13 +196,14 @@ class Containers:
     def _lack(self, spec: JobSpec, request: ContainerRequest) -> str:
         part = container_of(spec)
         memory, free = available_memory_bytes(), shutil.disk_usage(self._folder).free - DISK_SPARE_BYTES
-        needed = (request.limits.disk_mib << 20) + 2 * part.mounts_bytes + request.limits.output_bytes
+        here = self._backend.is_local  # else memory and disk are those of other machines: the back end checks them
+        needed = 2 * part.mounts_bytes + request.limits.output_bytes + here * (request.limits.disk_mib << 20)
         fees = self._wallet.cost_of(
             ACCEPT_TASK, START_TASK, FINISH_TASK, *min(spec.windows, TRANSACTIONS_MIN) * (METER_TASK,)
         )
         there = balance_of(self._ledger.store, self._wallet.address)
         for name, wanted, has in (
-            ("memory", request.limits.memory_mib << 20, memory), ("disk", needed, free),
+            ("memory", here * (request.limits.memory_mib << 20), memory), ("disk", needed, free),
             ("room for blobs", part.mounts_bytes + request.limits.output_bytes, self._blobs.budget_bytes),
             ("funds", fees, there),
         ):  # fmt: skip
@@ -239,13 +240,12 @@ class Containers:
     async def _bring(self, task: bytes, spec: JobSpec) -> None:
         request = request_of(spec, spec.schedule.total_steps)
         await self._backend.prepare(request, lambda _progress: None)
-        disk = self._backend.disk(task)
-        await trio.to_thread.run_sync(disk.remove)
+        await self._backend.clear(task)
         requester = load_task(self._ledger.store, task).requester
         supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
         for number, mount in enumerate(request.mounts):
             await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
-            await trio.to_thread.run_sync(self._put_input, disk.input_path(number), mount)
+            await trio.to_thread.run_sync(self._put_input, self._backend.input_path(task, number), mount)
 
     def _put_input(self, place: Path, mount: InputMount) -> None:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -297,8 +297,8 @@ class Containers:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         else:
             await trio.to_thread.run_sync(self._files.put, task, ContainerNote())
-            disk = self._backend.disk(task)
-            if not all(disk.input_path(number).exists() for number, _ in enumerate(request.mounts)):
+            places = [self._backend.input_path(task, number) for number, _ in enumerate(request.mounts)]
+            if not all(place.exists() for place in places):
                 await self._bring(task, spec)  # an earlier start failed
             try:
                 await self._backend.start(task, request)

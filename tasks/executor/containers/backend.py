@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from tasks.executor.containers.outputs import Outputs
@@ -88,7 +89,36 @@ OnLook: TypeAlias = Callable[[Look], None]
 
 
 class ContainerBackend(Protocol):
-    """One engine. Everything is found again by the task's id after the node restarts."""
+    """One engine. Everything is found again by the task's id after the node restarts.
+
+    The node puts the inputs of a task into files and folders of its own machine, at ``input_path``. How they come
+    into the container from there is the back end's matter: bound or sent.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """Whether containers run on the node's own machine, so that they take its memory and its disk."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections to the engine; containers go on."""
+        ...
+
+    async def check(self, request: ContainerRequest) -> EngineFacts:
+        """Return the engine's facts. Raises ContainerRefused or NoRoom if a container may not run here."""
+        ...
+
+    def folder(self, task: bytes) -> Path:
+        """Return the folder of a task on the node's machine: inputs, and what else the node keeps for it."""
+        ...
+
+    def input_path(self, task: bytes, number: int) -> Path:
+        """Return where the node puts an input: a file, or a folder that was unpacked."""
+        ...
+
+    async def clear(self, task: bytes) -> None:
+        """Remove the folder of a task with all that is in it; the container must not run."""
+        ...
 
     async def probe(self) -> EngineFacts:
         """Tell what the engine grants. Raises EngineUnavailable."""
@@ -126,4 +156,8 @@ class ContainerBackend(Protocol):
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state."""
+        ...
+
+    async def sweep(self, kept: frozenset[bytes]) -> int:
+        """Remove containers and folders of this node's tasks that are not ``kept``; return how many went."""
         ...

@@ -127,6 +127,23 @@ class DockerBackend:
         """Return the disk of a task's container."""
         return ContainerDisk(self._folder / task.hex()[:32])
 
+    @property
+    def is_local(self) -> bool:
+        """The engine's socket is on the node's machine (``ContainerBackend``)."""
+        return True
+
+    def folder(self, task: bytes) -> Path:
+        """Return the folder of a task (``ContainerBackend``)."""
+        return self.disk(task).folder
+
+    def input_path(self, task: bytes, number: int) -> Path:
+        """Return where the node puts an input (``ContainerBackend``)."""
+        return self.disk(task).input_path(number)
+
+    async def clear(self, task: bytes) -> None:
+        """Remove the folder of a task (``ContainerBackend``)."""
+        await trio.to_thread.run_sync(self.disk(task).remove)
+
     # What the engine grants
 
     async def probe(self) -> EngineFacts:
@@ -141,7 +158,7 @@ class DockerBackend:
         return facts
 
     async def check(self, request: ContainerRequest) -> EngineFacts:
-        """Raise ContainerRefused or NoRoom where this machine does not run a container; else return its facts."""
+        """Return the engine's facts, or raise (``ContainerBackend``)."""
         facts = await self._granted()
         if not self._options.allows(request.image.repository):
             raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
@@ -336,7 +353,7 @@ class DockerBackend:
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
         await self._remove_container(task)
-        await trio.to_thread.run_sync(self.disk(task).remove)
+        await self.clear(task)
         self._why.pop(task, None)
 
     async def _remove_container(self, task: bytes) -> None:
@@ -349,7 +366,7 @@ class DockerBackend:
                     raise
 
     async def sweep(self, kept: frozenset[bytes]) -> int:
-        """Remove this node's containers and disks of tasks that are not ``kept``; return how many went."""
+        """Remove what no kept task needs (``ContainerBackend``)."""
         removed = 0
         for task in (await self._own()).keys() - kept:
             await self.remove(task)
