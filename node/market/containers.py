@@ -19,6 +19,7 @@ from node.chain.ledger import NodeLedger
 from node.home.options import DockerOptions
 from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.container_files import ContainerFiles, ContainerNote
+from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
 from node.market.wallet import Wallet
@@ -41,6 +42,7 @@ from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_va
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, WorkDuty, work_duties
 from tasks.ledger.records import load_spec, load_task
+from tasks.ledger.registry import load_node
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, START_TASK
 from tasks.spec import JobSpec, container_of
 
@@ -175,8 +177,9 @@ class Containers:
         else:
             try:
                 request = request_of(spec, spec.schedule.total_steps)
-                await self._backend.check(request)
-                why = await trio.to_thread.run_sync(self._lack, spec, request) or self._lack_of_gpus(task, spec)
+                facts = await self._backend.check(request)
+                why = self._lack_of_room(task, spec, facts.gpus)
+                why = why or await trio.to_thread.run_sync(self._lack, spec, request)
             except DAMAGE:
                 raise
             except (DekubeError, OSError) as error:
@@ -186,12 +189,16 @@ class Containers:
         await self._wallet.send(ACCEPT_TASK, [task, 0])
         _log.info("accepted", task=task)
 
-    def _lack_of_gpus(self, task: bytes, spec: JobSpec) -> str:
-        """Return that another container has the GPUs: one has them at a time."""
-        others = (load_spec(self._ledger.store, other) for other in self._duties() if other != task)
-        if spec.requirements.gpus and any(other.requirements.gpus for other in others):
-            return "another container has the GPUs"
-        return ""
+    def _lack_of_room(self, task: bytes, spec: JobSpec, gpus: int) -> str:
+        """Return what other containers have reserved and this one needs; ``gpus`` are lent to containers."""
+        store = self._ledger.store
+        node = load_node(store, self._wallet.address)
+        if node is None:
+            return "this machine is not registered"
+        room = room_of(node.profile)
+        others = ahead_of(task, self._duties().values())
+        taken = (wanted_by(load_spec(store, other)) for other in others)
+        return lack_of_room(room._replace(gpus=min(room.gpus, gpus)), taken, wanted_by(spec))
 
     def _lack(self, spec: JobSpec, request: ContainerRequest) -> str:
         part = container_of(spec)

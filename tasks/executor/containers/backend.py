@@ -65,7 +65,7 @@ class PullProgress:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is and grants. ``missing`` names what it lacks for any container."""
+    """What an engine is and grants. ``missing`` names what it lacks for any container; ``gpus`` are lent."""
 
     version: str
     missing: tuple[str, ...]
@@ -73,6 +73,7 @@ class EngineFacts:
     has_gpus: bool
     has_init: bool = True
     root: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
@@ -31,6 +31,7 @@ from tasks.executor.containers.log_stream import LogTail, RotationWatch
 from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import (
+    LABEL_GPUS,
     LABEL_NODE,
     LABEL_TASK,
     Places,
@@ -38,6 +39,7 @@ from tasks.executor.containers.settings import (
     container_name,
     create_body,
     disk_folders,
+    free_gpus,
     scratch_volumes,
 )
 
@@ -118,6 +120,7 @@ class DockerBackend:
         )  # fmt: skip
         self._facts: EngineFacts | None = None
         self._why: dict[bytes, End] = {}
+        self._choosing_gpus = trio.Lock()
 
     async def aclose(self) -> None:
         """Close the connections to the engine; containers go on."""
@@ -148,7 +151,7 @@ class DockerBackend:
 
     async def probe(self) -> EngineFacts:
         """Tell what the engine grants. Raises EngineUnavailable."""
-        self._facts = await engine_facts(self._engine)
+        self._facts = replace(await engine_facts(self._engine), gpus=len(self._options.gpus))
         return self._facts
 
     async def _granted(self) -> EngineFacts:
@@ -196,16 +199,18 @@ class DockerBackend:
             raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
         disk = self.disk(task)
         inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
-        body = create_body(
-            request, image, Places(str(disk.root), inputs),
-            {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex()}, self._options.gpus[: request.limits.gpus],
-            has_init=facts.has_init,
-        )  # fmt: skip
         await self._remove_container(task)  # one that was made and never started, of an earlier life of the node
         started = False
         try:
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
-            made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
+            async with self._choosing_gpus:  # from the choice until the container has their label
+                gpus = await self._free_gpus(request.limits.gpus)
+                body = create_body(
+                    request, image, Places(str(disk.root), inputs),
+                    {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
+                    has_init=facts.has_init,
+                )  # fmt: skip
+                made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
             await self._compare(str(made["Id"]), body)
             started = True  # where the node goes down now, its next life finds the container
             try:
@@ -231,22 +236,29 @@ class DockerBackend:
 
     async def running(self) -> frozenset[bytes]:
         """Return the tasks that have a container of this node (``ContainerBackend``)."""
-        return frozenset(task for task, state in (await self._own()).items() if state != "created")
+        own = await self._own()
+        return frozenset(task for task, found in own.items() if found.get("State") != "created")
 
-    async def _own(self) -> dict[bytes, str]:
-        """Return the states of this node's containers by task.
+    async def _free_gpus(self, wanted: int) -> tuple[str, ...]:
+        """Return GPUs that no container of this node has. Raises ContainerRefused."""
+        own = await self._own() if wanted else {}
+        live = (found for found in own.values() if found.get("State") not in ("exited", "dead"))
+        return free_gpus(self._options.gpus, (str(found["Labels"].get(LABEL_GPUS, "")) for found in live), wanted)
+
+    async def _own(self) -> dict[bytes, dict[str, Any]]:
+        """Return what the engine lists of this node's containers, by task.
 
         Label and name must both say that they are: an image can bring labels.
         """
         filters = f'{{"label":["{LABEL_NODE}={self._node.hex()}"]}}'
-        own: dict[bytes, str] = {}
+        own: dict[bytes, dict[str, Any]] = {}
         for found in await self._engine.get("/containers/json", all="1", filters=filters):
             try:
                 task = bytes.fromhex(str((found.get("Labels") or {}).get(LABEL_TASK, "")))
             except ValueError:
                 continue
             if f"/{container_name(self._node, task)}" in (found.get("Names") or ()):
-                own[task] = str(found.get("State", ""))
+                own[task] = found
         return own
 
     async def _find(self, task: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from tasks.executor.containers.errors import ContainerRefused, RequestInvalid, S
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, check_path
 
 __all__ = [
+    "LABEL_GPUS",
     "LABEL_NODE",
     "LABEL_TASK",
     "LOG_FILE_BYTES",
@@ -23,6 +24,8 @@ __all__ = [
 
 LABEL_NODE: Final = "dekube.node"
 LABEL_TASK: Final = "dekube.task"
+LABEL_GPUS: Final = "dekube.gpus"
+"""Ids of the GPUs that a container has, with commas between: no other container of the node gets them."""
 PROCESSES_MAX: Final = 4_096
 LOG_FILE_BYTES: Final = 1 << 20
 LOG_FILES: Final = 2
@@ -140,6 +143,18 @@ def mounts_of(request: ContainerRequest, image: ImageFacts, places: Places) -> l
     for mount, source in zip(request.mounts, places.inputs, strict=True):
         made.append(_mount(source, mount.path, read_only=True))
     return made
+
+
+def free_gpus(lent: Sequence[str], taken: Iterable[str], wanted: int) -> tuple[str, ...]:
+    """Return ``wanted`` of the GPUs that are ``lent``, none of which is in a list of ``taken`` labels.
+
+    Raises ContainerRefused where too few are free.
+    """
+    used = {gpu for label in taken for gpu in label.split(",")}
+    free = [gpu for gpu in lent if gpu not in used]
+    if len(free) < wanted:
+        raise ContainerRefused(f"{wanted} GPUs asked for, {len(free)} of {len(lent)} are free")
+    return tuple(free[:wanted])
 
 
 def environment_of(request: ContainerRequest, gpus: Sequence[str] = ()) -> list[str]:

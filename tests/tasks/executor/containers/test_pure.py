@@ -32,6 +32,7 @@ from tasks.executor.containers.settings import (
     check_settings,
     create_body,
     disk_folders,
+    free_gpus,
     image_facts,
 )
 
@@ -124,6 +125,20 @@ def test_a_container_sees_the_gpus_that_it_has_ordered_and_no_others() -> None:
         found["Config"]["Env"] = ["NVIDIA_VISIBLE_DEVICES=all", "N=1"]  # what an image brings along
         with pytest.raises(SettingsDiffer, match="Env"):
             check_settings(body, found)
+
+
+@given(st.lists(st.integers(0, 3), max_size=6))
+def test_no_gpu_is_given_to_two_containers(wishes: list[int]) -> None:
+    lent, labels = tuple(f"GPU-{number}" for number in range(4)), [""]
+    for wanted in wishes:
+        used = [gpu for label in labels for gpu in label.split(",") if gpu]
+        if len(used) + wanted > len(lent):
+            with pytest.raises(ContainerRefused, match=f"{len(lent) - len(used)} of 4 are free"):
+                free_gpus(lent, labels, wanted)
+            continue
+        given_now = free_gpus(lent, labels, wanted)
+        assert len(set(given_now)) == wanted and not set(given_now) & set(used)
+        labels.append(",".join(given_now))
 
 
 @given(requests())
