@@ -149,6 +149,8 @@ class Purpose(IntEnum):
     """What a machine earned that stood by in a spare seat of a group; its hold where it was called."""
     METERED = 34
     """Pay for the seconds of a container."""
+    SECONDS_HELD = 35
+    """Pay for seconds of a container that no checkpoint holds yet, or that of its last one."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

@@ -215,6 +215,20 @@ interface IDekubeTasks {
     /// @param end How it ended, with its output and logs: canonical CBOR.
     function finishTask(bytes32 task, uint32 elapsed, bytes calldata end) external;
 
+    /// @notice Name the checkpoint of a container that its worker has stored; pay of the interval before it
+    ///   is due.
+    /// @param task Id of the task.
+    /// @param elapsed Seconds since the sender's container began that the checkpoint holds.
+    /// @param blob Content address of the packed folder; empty: it cannot be stored.
+    /// @param size Bytes of the packed folder.
+    function checkpointTask(bytes32 task, uint32 elapsed, bytes calldata blob, uint64 size) external;
+
+    /// @notice Say, as the machine that prepares a container, that nobody serves the checkpoint it would
+    ///   begin with.
+    /// @param task Id of the task.
+    /// @param blob Content address of the checkpoint.
+    function missCheckpoint(bytes32 task, bytes32 blob) external;
+
     /// @notice Create a group of tasks with its first member; the value sent is exactly the member's budget
     ///   (budgetOf).
     /// @param specification The job: canonical CBOR of all that decides the result.
@@ -278,6 +292,15 @@ interface IDekubeTasks {
     /// @param challenger Who sealed it.
     event ChallengeSealed(bytes32 indexed task, uint256 number, uint256 challenge, address indexed
         challenger);
+
+    /// @notice A checkpoint of a container was stored, as its worker says.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param blob Content address of the packed folder; zero: an empty one.
+    /// @param size Bytes of the packed folder.
+    /// @param seconds Seconds of the task that it holds.
+    event CheckpointStored(bytes32 indexed task, address indexed worker, bytes32 blob, uint256 size, uint256
+        seconds);
 
     /// @notice A worker proved what ends a task.
     /// @param task Id of the task.
@@ -426,6 +449,14 @@ interface IDekubeTasks {
     /// @param number Number of the window, from 0.
     /// @param verifier The machine.
     event SeatDrawn(bytes32 indexed task, uint256 number, address indexed verifier);
+
+    /// @notice Seconds of a container are neither kept nor paid: its worker has left, or its checkpoint
+    ///   cannot be had.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param seconds Seconds that another machine does again.
+    /// @param amount Pay that returns to the task, in 10^-18 DKB.
+    event SecondsLost(bytes32 indexed task, address indexed worker, uint256 seconds, uint256 amount);
 
     /// @notice Seconds of a container were counted and paid.
     /// @param task Id of the task.

@@ -18,6 +18,7 @@ from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import (
     KIND_CONTAINER,
+    Checkpoint,
     ContainerPart,
     Image,
     Metering,
@@ -272,7 +273,15 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
         Metering(
             _text(metering["name"], "metering.name"), *_numbers(top, "metering", Metering._fields[1:])
         ),
+        None if top["checkpoint"] is None else _stored(top), _number(top["interruptible"], "interruptible"),
     )  # fmt: skip
+
+
+def _stored(top: Mapping[str, Any]) -> Checkpoint:
+    folder = _fields(top["checkpoint"], "checkpoint", set(Checkpoint._fields))
+    return Checkpoint(
+        _text(folder["path"], "checkpoint.path"), *_numbers(top, "checkpoint", Checkpoint._fields[1:])
+    )
 
 
 def _mounted(value: Any) -> Mount:

@@ -158,6 +158,13 @@ def _withheld(node: dict[str, Any]) -> str | None:
     return f"{show_amount(int(node['withheld']))}; {_percent(node['withhold_bps'])} of its pay until {until}"
 
 
+def _stay(node: dict[str, Any]) -> str:
+    """Return how long the machine stays with a container."""
+    until_ms, notice_s = node.get("until_ms"), int(node["notice_ms"]) // 1000
+    stays = f"stays until {show_time(until_ms)} (steady time)" if until_ms else "interruptible"
+    return f"{stays}, notice {notice_s} s"
+
+
 def _hour_price(node: dict[str, Any]) -> str:
     """Return what an hour of one of its GPUs, or cores, costs by its own rate; by units where that is unknown."""
     if not node["rate"]:
@@ -208,6 +215,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "withheld": _withheld(node),
             "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",
+            "offers": _stay(node),
             "registered": f"height {node['registered_height']}",
             "version": node["version"],
         },

@@ -30,7 +30,7 @@ from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
-from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted
+from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted, RequestInvalid
 from tasks.executor.containers.logins import read_logins
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.kinds.container import ExitKind, MountForm
@@ -65,6 +65,8 @@ TIDY_AGAIN_S: Final = 10.0
 def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
     """Return the container of a specification. Raises RequestInvalid for one that no machine runs."""
     part = container_of(spec)
+    if part.checkpoint is not None:
+        raise RequestInvalid("checkpoint: this machine stores none yet")
     storage = part.storage
     limits = Limits(
         cores=part.cores, memory_mib=spec.requirements.memory_mib, disk_mib=storage.disk_mib,

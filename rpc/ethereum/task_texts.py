@@ -203,6 +203,20 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"elapsed": "Seconds since the sender's container began: whole ticks."},
         "Meter a container",
     ),
+    ("tasks", "checkpointTask"): Text(
+        "Name the checkpoint of a container that its worker has stored; pay of the interval before it is due.",
+        {
+            "elapsed": "Seconds since the sender's container began that the checkpoint holds.",
+            "blob": "Content address of the packed folder; empty: it cannot be stored.",
+            "size": "Bytes of the packed folder.",
+        },
+        "Name a checkpoint",
+    ),
+    ("tasks", "missCheckpoint"): Text(
+        "Say, as the machine that prepares a container, that nobody serves the checkpoint it would begin with.",
+        {"blob": "Content address of the checkpoint."},
+        "Miss a checkpoint",
+    ),
     ("tasks", "finishTask"): Text(
         "Say how a container has ended, as its worker; its last seconds are paid and the task ends.",
         {
@@ -351,6 +365,21 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
             "added": "Seconds that were added.",
             "total": "Seconds of the task in all.",
             "paid": f"Price of the added seconds, {UNIT}.",
+        },
+    ),
+    ("tasks", "CheckpointStored"): Text(
+        "A checkpoint of a container was stored, as its worker says.",
+        {
+            "blob": "Content address of the packed folder; zero: an empty one.",
+            "size": "Bytes of the packed folder.",
+            "seconds": "Seconds of the task that it holds.",
+        },
+    ),
+    ("tasks", "SecondsLost"): Text(
+        "Seconds of a container are neither kept nor paid: its worker has left, or its checkpoint cannot be had.",
+        {
+            "seconds": "Seconds that another machine does again.",
+            "amount": f"Pay that returns to the task, {UNIT}.",
         },
     ),
     ("tasks", "ContainerEnded"): Text(

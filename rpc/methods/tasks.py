@@ -29,6 +29,7 @@ from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
 from tasks.kinds.container import ExitKind
 from tasks.kinds.finetune import BaseModel
+from tasks.ledger.checkpoint_records import Checkpoints, Stored, load_checkpoints
 from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.complaints import aside_until_ms
 from tasks.ledger.group_records import group_of_task, seat_of_task
@@ -92,7 +93,18 @@ def _spec(raw: bytes) -> Json:
     return named | spec_to_json(spec)
 
 
-def _meter(meter: MeterRecord | None) -> Json:
+def _stored(found: Stored | None) -> Json:
+    if found is None:
+        return None
+    return {
+        "blob": hexed(found.blob) if found.blob else None,
+        "bytes": found.size_bytes,
+        "seconds": found.seconds,
+        "worker": address(found.worker),
+    }
+
+
+def _meter(meter: MeterRecord | None, stored: Checkpoints) -> Json:
     if meter is None:
         return None
     end = meter.end
@@ -102,6 +114,13 @@ def _meter(meter: MeterRecord | None) -> Json:
         "own_seconds": meter.own_seconds,
         "began_ms": meter.began_ms or None,
         "stop_ms": meter.stop_ms or None,
+        "until_ms": stored.until_ms or None,
+        "checkpoint": _stored(stored.latest),
+        "checkpoint_before": _stored(stored.before),
+        "waiting": str(stored.closing + stored.open),
+        "machines": [
+            {"worker": address(run.worker), "seconds": run.seconds, "lost": run.lost} for run in stored.runs
+        ],
         "exit": None
         if end is None
         else {
@@ -139,6 +158,7 @@ class _Found(NamedTuple):
     claim: UpheldClaim | None
     aside_until_ms: int
     meter: MeterRecord | None
+    stored: Checkpoints
 
 
 def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskParameters) -> _Found | None:
@@ -148,7 +168,8 @@ def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskPara
         return None
     until_ms = aside_until_ms(reader, record, now_ms, parameters)
     meter = load_meter(reader, task_id) if record.is_metered else None
-    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms, meter)
+    stored = load_checkpoints(reader, task_id) if record.is_metered else Checkpoints()
+    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms, meter, stored)
 
 
 async def get_task(node: NodeApi, task: bytes) -> Json:
@@ -166,7 +187,7 @@ async def get_task(node: NodeApi, task: bytes) -> Json:
             "claim": _claim(found.claim, found.spec),
             "complaints": [address(machine) for machine in found.record.complaints],
             "aside_until_ms": found.aside_until_ms or None,
-            "meter": _meter(found.meter),
+            "meter": _meter(found.meter, found.stored),
         },
     }
 
@@ -285,6 +306,8 @@ _MODEL: Final[dict[str, Schema]] = {
     **dict.fromkeys(BaseModel._fields[3:], NUMBER),
 }
 """Of a classifier the first three; of a decoder all but the widths and the activation."""
+_STORED: Final = obj({"blob": nullable(HASH_OUT), "bytes": NUMBER, "seconds": NUMBER, "worker": ADDRESS_OUT})
+"""A checkpoint of a container; `seconds` of the task are in it."""
 TASK_COMPONENTS: Final[dict[str, Schema]] = {
     "Task": obj(
         _TASK_FIELDS,
@@ -314,6 +337,11 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "own_seconds": NUMBER,
             "began_ms": nullable(NUMBER),
             "stop_ms": nullable(NUMBER),
+            "until_ms": nullable(NUMBER),
+            "checkpoint": nullable(_STORED),
+            "checkpoint_before": nullable(_STORED),
+            "waiting": AMOUNT_OUT,
+            "machines": array(obj({"worker": ADDRESS_OUT, "seconds": NUMBER, "lost": NUMBER})),
             "exit": nullable(
                 obj(
                     {
@@ -381,6 +409,8 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "cores": NUMBER,
             "metering": obj({"name": STRING, "grace_s": NUMBER, "retries": NUMBER}),
+            "checkpoint": nullable(obj({"path": STRING, "every_s": NUMBER, "bytes_max": NUMBER})),
+            "interruptible": NUMBER,
             "optimiser": obj(
                 {
                     "name": STRING,
@@ -412,6 +442,8 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "storage",
             "cores",
             "metering",
+            "checkpoint",
+            "interruptible",
         ),
         description="The job; `raw` is what it was created with. Other fields depend on its kind.",
     ),

@@ -20,6 +20,9 @@ from tasks.programs.program import Program
 from tasks.programs.tensors import TensorType
 
 __all__ = [
+    "CHECKPOINT_BYTES_MAX",
+    "CHECKPOINT_EVERY_S_MAX",
+    "CHECKPOINT_EVERY_S_MIN",
     "CONTAINER_FIELDS",
     "CONTAINER_NAMES",
     "KIND_CONTAINER",
@@ -33,6 +36,7 @@ __all__ = [
     "SECOND_UNITS_MAX",
     "TICK_S_MAX",
     "TICK_S_MIN",
+    "Checkpoint",
     "ContainerPart",
     "ContainerPlan",
     "ExitKind",
@@ -72,6 +76,9 @@ SECONDS_MAX: Final = 30 * 86_400
 GRACE_S_MIN: Final = 10
 GRACE_S_MAX: Final = 3_600
 RETRIES_MAX: Final = 8
+CHECKPOINT_EVERY_S_MIN: Final = 10
+CHECKPOINT_EVERY_S_MAX: Final = 3_600
+CHECKPOINT_BYTES_MAX: Final = 1 << 32
 SECOND_UNITS_MAX: Final = 1 << 47
 """Work units that a second may count: a price of all seconds stays within the range of amounts."""
 
@@ -155,6 +162,17 @@ class Metering(NamedTuple):
     retries: int
 
 
+class Checkpoint(NamedTuple):
+    """A writable folder that is stored every ``every_s`` seconds, and is there again on the next machine (R103).
+
+    As it is packed it has ``bytes_max`` at most.
+    """
+
+    path: str
+    every_s: int
+    bytes_max: int
+
+
 class ContainerPlan:
     """The plan of a container's seconds: no program and no state."""
 
@@ -190,6 +208,9 @@ class ContainerPart(NamedTuple):
     storage: Storage
     cores: int
     metering: Metering
+    checkpoint: Checkpoint | None = None
+    interruptible: int = 1
+    """1: its machine may leave at any time. 0: only a machine that has offered to stay is matched (R104)."""
 
     @classmethod
     def of(cls, found: Found) -> ContainerPart:
@@ -205,6 +226,9 @@ class ContainerPart(NamedTuple):
             ),
             found["cores"],
             Metering(*[found[f"metering.{name}"] for name in Metering._fields]),
+            Checkpoint(*[found[f"checkpoint.{name}"] for name in Checkpoint._fields])
+            if "checkpoint.path" in found else None,
+            found["interruptible"],
         )  # fmt: skip
 
     @property
@@ -229,7 +253,7 @@ class ContainerPart(NamedTuple):
         return [
             list(self.image), [list(command), list(environment), user],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
-            list(self.metering),
+            list(self.metering), [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
         ]  # fmt: skip
 
     def inputs(self) -> tuple[Input, ...]:
@@ -251,16 +275,20 @@ CONTAINER_NAMES: Final = (METER_RESERVED,)
 CONTAINER_FIELDS: Final = KindFields(
     fields=(
         ("image", list, Image._fields), ("process", list, Process._fields), ("storage", list, Storage._fields),
-        ("cores", int, ()), ("metering", list, Metering._fields),
+        ("cores", int, ()), ("metering", list, Metering._fields), ("checkpoint", list, Checkpoint._fields),
+        ("interruptible", int, ()),
     ),
     ranges={
         "process.user": (0, USER_MAX), "cores": (1, CORES_MAX),
         "storage.output_bytes_max": (0, OUTPUT_BYTES_MAX), "storage.disk_mib": (DISK_MIB_MIN, DISK_MIB_MAX),
         "metering.grace_s": (GRACE_S_MIN, GRACE_S_MAX), "metering.retries": (0, RETRIES_MAX),
+        "checkpoint.every_s": (CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
+        "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "interruptible": (0, 1),
     },
     hashes=frozenset({"image.digest"}),
-    texts=frozenset({"image.repository", "storage.output", "metering.name"}),
+    texts=frozenset({"image.repository", "storage.output", "metering.name", "checkpoint.path"}),
     names=frozenset({"process.command", "process.environment"}),
+    optional=frozenset({"checkpoint"}),
     lists=frozenset({"storage.mounts"}),
 )  # fmt: skip
 
@@ -278,7 +306,7 @@ def check_container(part: ContainerPart) -> None:
     if len(command) > COMMAND_MAX or any("\0" in word for word in command):
         raise _wrong("process.command", f"{COMMAND_MAX} words at most, without the byte 0")
     _check_environment(environment)
-    _check_paths(part.storage)
+    _check_paths(part.storage, part.checkpoint)
 
 
 def _check_environment(environment: tuple[str, ...]) -> None:
@@ -292,7 +320,7 @@ def _check_environment(environment: tuple[str, ...]) -> None:
             raise _wrong("process.environment", f"{name[:40]}: names with DEKUBE_ are the machine's own")
 
 
-def _check_paths(storage: Storage) -> None:
+def _check_paths(storage: Storage, checkpoint: Checkpoint | None) -> None:
     if len(storage.mounts) > MOUNTS_MAX:
         raise _wrong("storage.mounts", f"{MOUNTS_MAX} at most")
     if bool(storage.output) != bool(storage.output_bytes_max):
@@ -300,13 +328,17 @@ def _check_paths(storage: Storage) -> None:
     paths = [mount.path for mount in storage.mounts]
     if paths != sorted(paths):
         raise _wrong("storage.mounts", "sorted by their paths expected")
+    if checkpoint is not None and not is_container_path(checkpoint.path):
+        raise _wrong("checkpoint.path", f"{checkpoint.path[:80]!r} is no path that a container may have one at")
     for path in (*paths, *([storage.output] if storage.output else [])):
         if not is_container_path(path):
             raise _wrong("storage", f"{path[:80]!r} is no path that a container may have something at")
-    folders = sorted(path[1:].split("/") for path in (*paths, storage.output) if path)
+    own = "" if checkpoint is None else checkpoint.path
+    folders = sorted(path[1:].split("/") for path in (*paths, storage.output, own) if path)
     for one, other in pairwise(folders):
         if other[: len(one)] == one:
-            raise _wrong("storage", f"/{'/'.join(other)[:80]} lies in another mount or output")
+            name = "checkpoint.path" if own and own[1:].split("/") in (one, other) else "storage"
+            raise _wrong(name, f"/{'/'.join(other)[:80]} lies in another mount, output or checkpoint")
 
 
 def is_container_path(path: str) -> bool:

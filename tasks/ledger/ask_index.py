@@ -67,6 +67,8 @@ class _Wanted(Protocol):
     @property
     def host_cores(self) -> int: ...
     @property
+    def until_ms(self) -> int: ...
+    @property
     def barred(self) -> frozenset[bytes]: ...
 
 
@@ -85,6 +87,8 @@ class _Offered(Protocol):
     def rate(self) -> int: ...
     @property
     def host_cores(self) -> int: ...
+    @property
+    def until_ms(self) -> int: ...
 
 
 _Ask = TypeVar("_Ask", bound=_Offered)
@@ -102,6 +106,7 @@ class AskIndex(Generic[_Ask]):
         self._gpus = Thresholds([ask.gpus for ask in asks])
         self._memories = Thresholds([ask.memory_mib for ask in asks])
         self._host_cores = Thresholds([ask.host_cores for ask in asks])
+        self._untils = Thresholds([ask.until_ms for ask in asks])
 
     def at_most(self, price: int) -> int:
         """Return the asks of ``price`` or less."""
@@ -111,7 +116,7 @@ class AskIndex(Generic[_Ask]):
         """Return the asks that have what a bid needs, at its limit or less: those that ``Ask.meets`` tells."""
         found = self.at_most(bid.limit) & self._gpus.at_least(bid.gpus) & self._memories.at_least(bid.memory_mib)
         found &= self.rates.at_least(bid.rate_min) & ~self.rates.at_least(bid.rate_max + 1)
-        found &= self._host_cores.at_least(bid.host_cores)
+        found &= self._host_cores.at_least(bid.host_cores) & self._untils.at_least(bid.until_ms)
         if found:
             for machine in bid.barred:
                 at = self.number.get(machine)

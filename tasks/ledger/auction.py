@@ -32,7 +32,7 @@ class Ask(NamedTuple):
 
     ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
     first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
-    runs containers, else 0.
+    runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time.
     """
 
     machine: bytes
@@ -46,16 +46,18 @@ class Ask(NamedTuple):
     tie: bytes
     owner: bytes = b""
     host_cores: int = 0
+    until_ms: int = 0
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores = self
-        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores = bid
+        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms = self
+        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms = bid
         return (
             gpus >= least_gpus
             and memory_mib >= least_mib
             and rate_min <= rate <= rate_max
             and host_cores >= least_cores
+            and until_ms >= stays_ms
             and machine not in barred
         )
 
@@ -66,7 +68,8 @@ class Bid(NamedTuple):
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
     that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
     one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
-    of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs.
+    of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs. A machine
+    must have offered to stay until ``until_ms``.
     """
 
     task: bytes
@@ -83,6 +86,7 @@ class Bid(NamedTuple):
     members: int = 0
     spares: int = 0
     host_cores: int = 0
+    until_ms: int = 0
 
 
 class Match(NamedTuple):

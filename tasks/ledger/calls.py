@@ -29,7 +29,7 @@ from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
-from tasks.ledger.progress import assign, is_funded, leave_book
+from tasks.ledger.progress import assign, is_funded, leave_book, stay_of
 from tasks.ledger.records import TaskRecord, by_duty_key
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
 from tasks.ledger.reputation import reputation_milli
@@ -234,6 +234,7 @@ class _Call:
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
             reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
+            profile.until_ms,
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:
@@ -242,7 +243,7 @@ class _Call:
         bid = Bid(
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
             frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
-            rate_max=case.spec.rate_max,
+            rate_max=case.spec.rate_max, until_ms=stay_of(case),
         )  # fmt: skip
         group = self.groups.get(record.id)
         if group is not None:

@@ -12,6 +12,7 @@ from state.transition import epochs, slashing, staking
 from tasks.ledger import (
     bonds,
     carriage,
+    checkpoints,
     claims,
     container_ends,
     custody,
@@ -26,8 +27,8 @@ from tasks.ledger import (
 __all__ = ["EVENTS", "collect"]
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
-    staking, epochs, slashing, bonds, carriage, claims, container_ends, custody, dockets, group_records, metering,
-    open_task, registry, trials, escrow,
+    staking, epochs, slashing, bonds, carriage, checkpoints, claims, container_ends, custody, dockets,
+    group_records, metering, open_task, registry, trials, escrow,
 )  # fmt: skip
 
 

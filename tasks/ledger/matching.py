@@ -271,8 +271,8 @@ def host_cores(profile: NodeProfile) -> int:
     return profile.cores if profile.roles & NodeRole.CONTAINER else 0
 
 
-def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
-    """Tell whether a machine is what a job requires, at a price that it pays."""
+def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
+    """Tell whether a machine is what a job requires, at a price that it pays, and offers to stay ``until_ms``."""
     wanted = spec.requirements
     return (
         profile.price_per_tera_unit <= spec.max_price_per_tera_unit
@@ -280,5 +280,6 @@ def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
         and profile.memory_mib >= wanted.memory_mib
         and wanted.rate_min <= profile.rate <= spec.rate_max
         and host_cores(profile) >= spec.host_cores
+        and profile.until_ms >= until_ms
         and not (wanted.gpus > 1 and is_limited(profile))
     )

@@ -10,6 +10,7 @@ from typing import Final
 from state.primitives.receipts import EventType
 from tasks.errors import KindMismatch, MeterAhead, MeterMismatch, WrongPhase
 from tasks.kinds.container import ContainerPart
+from tasks.ledger.checkpoints import begin_run, count_seconds, name_checkpoint
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
@@ -25,6 +26,7 @@ __all__ = [
     "require_metered",
     "silent_for_ms",
     "stop_container",
+    "store_checkpoint",
 ]
 
 SECONDS_METERED: Final = EventType(
@@ -53,7 +55,8 @@ def _arm(case: Case, *, stops: bool) -> None:
 
 
 def begin_meter(case: Case) -> None:
-    """Begin to count: the container of a new machine runs from now on, and nothing of an earlier one is kept."""
+    """Begin to count: the container of a new machine runs from now on, and goes on from a checkpoint."""
+    begin_run(case)
     meter = load_meter(case.state, case.record.id)
     save_meter(case.state, case.record.id, meter._replace(began_ms=case.now, own_seconds=0, stop_ms=0))
     _arm(case, stops=False)
@@ -76,7 +79,9 @@ def pay_until(case: Case, meter: MeterRecord, own_seconds: int) -> MeterRecord:
         raise MeterMismatch(f"{seconds} seconds more, the task has {left} left")
     if not seconds:
         return meter
-    charge = pay_seconds(case, seconds)
+    waits = container_of(case.spec).checkpoint is not None
+    charge = pay_seconds(case, seconds, waits=waits)
+    count_seconds(case, seconds, charge if waits else 0)
     meter = meter._replace(
         seconds=meter.seconds + seconds, paid=meter.paid + charge, own_seconds=own_seconds
     )  # fmt: skip
@@ -109,6 +114,24 @@ def meter_seconds(case: Case, own_seconds: int) -> None:
         case.change(ending=int(Phase.FAILED), ending_reason=int(Reason.TIME_USED_UP))
     save_meter(case.state, task, meter)
     _arm(case, stops=is_used_up)
+
+
+def store_checkpoint(case: Case, own_seconds: int, blob: bytes, size_bytes: int) -> None:
+    """Count seconds up to a checkpoint, whole ticks or not, and note it (R103).
+
+    Raises KindMismatch, WrongPhase, MeterAhead, MeterMismatch.
+    """
+    require_metered(case)
+    if case.record.phase != Phase.RUNNING:
+        raise WrongPhase(case.record.phase.name.lower())
+    meter = load_meter(case.state, case.record.id)
+    if meter.stop_ms:
+        raise MeterMismatch("the container is to end: only its end is awaited")
+    if own_seconds > meter.own_seconds:
+        meter = pay_until(case, meter, own_seconds)
+        save_meter(case.state, case.record.id, meter)
+        _arm(case, stops=False)
+    name_checkpoint(case, meter, own_seconds, blob, size_bytes)
 
 
 def stop_container(case: Case, reason: Reason) -> None:

@@ -14,12 +14,14 @@ from tasks.errors import WrongPhase
 from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
+from tasks.ledger.checkpoints import has_stored, lose_unstored, note_match, pay_what_waits, stays_until_ms
 from tasks.ledger.complaints import aside_ms, is_aside, take_complaint
 from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.disputes import forget_disputes, has_disputes
 from tasks.ledger.group_records import GroupPhase, group_of_task, is_spare, load_group, seat_of_task
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
+from tasks.ledger.meter_records import load_meter
 from tasks.ledger.metering import silent_for_ms, stop_container
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -75,6 +77,7 @@ __all__ = [
     "report",
     "resume",
     "search",
+    "stay_of",
     "turn_down",
     "waits_for_group",
     "wake",
@@ -273,11 +276,20 @@ def wake(scope: Scope, address: bytes) -> None:
 
 def _can_take(case: Case, node: registry.NodeRecord) -> bool:
     """Tell whether a machine admits a task, has not left it, and can lock its bond."""
+    until_ms = stay_of(case)
     return (
-        may_admit(node.profile, case.spec)
+        may_admit(node.profile, case.spec, until_ms)
         and node.address not in case.record.excluded
         and balance_of(case.state, node.address) >= _bond_of(case, node)
     )
+
+
+def stay_of(case: Case) -> int:
+    """Return until when a machine must have offered to stay for a task; 0: no job but some containers ask that."""
+    if not case.record.is_metered:
+        return 0
+    counted = load_meter(case.state, case.record.id).seconds
+    return stays_until_ms(case.spec, counted, case.now, case.parameters)
 
 
 def is_funded(case: Case) -> bool:
@@ -308,6 +320,7 @@ def assign(case: Case, worker: bytes, price: int) -> None:
         base_fee=case.scope.block.base_fee,
         is_new=int(Bonds(case.spec, record.next_window, case.parameters).is_new(node, price)),
     )  # fmt: skip
+    note_match(case, node.profile.until_ms)
     case.state.put(by_task_of_worker_key(worker, record.created_ms, record.id), b"\x01")
     case.state.put(by_duty_key(worker, record.id), b"\x01")
     case.scope.emit(WORKER_ASSIGNED(record.id, worker, price))
@@ -426,12 +439,15 @@ def part_silently(case: Case, reason: Reason) -> None:
     """
     record, worker = case.record, case.record.worker
     if not record.ending:
-        silent_ms = silent_for_ms(case)
-        reputation.mark_decline(case.state, worker, case.now, silent_ms, case.parameters)
+        if reason != Reason.WORKER_LEFT or not has_stored(case):  # else its work goes on elsewhere
+            reputation.mark_decline(case.state, worker, case.now, silent_for_ms(case), case.parameters)
+        lose_unstored(case)
         exclude(case, worker)
         if record.attempts > container_of(case.spec).metering.retries:
             wind_up(case, Phase.FAILED, reason)
             return
+    else:
+        pay_what_waits(case)  # it was stopped: nobody does anything of it again
     lose_worker(case, reason)
 
 
@@ -473,6 +489,8 @@ def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
     What is held of workers' pay is left to the next deadline: a call may end many tasks, and no transaction that
     ends one weighs as much as these payments.
     """
+    if case.record.is_metered:
+        pay_what_waits(case)
     _vacate(case)
     case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
     if case.record.phase != Phase.VERIFYING:

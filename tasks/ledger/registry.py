@@ -83,6 +83,7 @@ TEXT_MAX: Final = 128
 PROFILE_LIMIT_BYTES: Final = 2048
 RECORD_LIMIT_BYTES: Final = 4096
 SIZE_MAX: Final = 2**40
+UNTIL_MS_MAX: Final = 2**53
 DECODED_NODES_MAX: Final = 16384
 """Decoded records that are remembered, of 2.5 KB each: matches and draws look at the same nodes again."""
 _NODE: Final = bytes([Table.NODE])
@@ -131,7 +132,8 @@ class NodeProfile(NamedTuple):
     the node's own must have signed ``operator_words``: ``consent`` is that signature, else empty.
     ``price_per_tera_unit`` is what it asks for 10^12 work units. ``rate`` is how many of them one job gets done in
     a second on one of its GPUs (of a node without GPUs: on one core); 0: unknown. It only sets deadlines.
-    ``notice_ms`` is how long before leaving it says so.
+    ``notice_ms`` is how long a container has to end when the machine leaves. It stays until ``until_ms`` of steady
+    time, or pays a fine (R106); 0: it may leave at any time.
     """
 
     operator: bytes
@@ -147,6 +149,7 @@ class NodeProfile(NamedTuple):
     endpoints: tuple[str, ...]
     version: str
     consent: bytes = b""
+    until_ms: int = 0
 
 
 class NodeRecord(NamedTuple):
@@ -240,6 +243,7 @@ def profile_to_value(profile: NodeProfile) -> Value:
         profile.operator, int(profile.roles), [list(gpu) for gpu in profile.gpus], profile.cores,
         profile.memory_mib, profile.pcie_lanes, profile.price_per_tera_unit, profile.rate, profile.slots,
         profile.notice_ms, list(profile.endpoints), profile.version, profile.consent,
+        *([profile.until_ms] if profile.until_ms else []),
     ]  # fmt: skip
 
 
@@ -248,8 +252,9 @@ def profile_from_value(value: Any) -> NodeProfile:
     match value:
         case [
             bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(rate),
-            int(slots), int(notice), list(endpoints), str(version), bytes(consent),
+            int(slots), int(notice), list(endpoints), str(version), bytes(consent), *rest,
         ] if (
+            _is_until(rest) and
             len(operator) == ADDRESS_BYTES and 0 < roles < 64 and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
             and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
@@ -260,10 +265,15 @@ def profile_from_value(value: Any) -> NodeProfile:
                 raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
             return NodeProfile(
                 operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, rate,
-                slots, notice, tuple(endpoints), version, consent,
+                slots, notice, tuple(endpoints), version, consent, *rest,
             )  # fmt: skip
         case _:
             raise DecodeError("not a node's profile")
+
+
+def _is_until(rest: list[Any]) -> bool:
+    """Whether nothing follows, or until when the machine stays: never 0, for that is left out."""
+    return not rest or (len(rest) == 1 and type(rest[0]) is int and 0 < rest[0] < UNTIL_MS_MAX)
 
 
 _PROFILE_ITEMS: Final = (bytes, int, list, *[int] * 7, list, str, bytes)
@@ -274,11 +284,13 @@ def _stored_profile(value: Any) -> NodeProfile:
 
     Raises DecodeError.
     """
-    operator, roles, gpus, *sizes, endpoints, version, consent = items_of(value, *_PROFILE_ITEMS)
+    has_until = type(value) is list and len(value) > len(_PROFILE_ITEMS)
+    found = items_of(value, *_PROFILE_ITEMS, int) if has_until else [*items_of(value, *_PROFILE_ITEMS), 0]
+    operator, roles, gpus, *sizes, endpoints, version, consent, until_ms = found
     if len(operator) != ADDRESS_BYTES or not all(type(item) is str for item in endpoints):
         raise DecodeError("not a node's profile")
     return NodeProfile._make(
-        [operator, NodeRole(roles), tuple(map(_gpu, gpus)), *sizes, tuple(endpoints), version, consent]
+        [operator, NodeRole(roles), tuple(map(_gpu, gpus)), *sizes, tuple(endpoints), version, consent, until_ms]
     )
 
 

@@ -23,6 +23,7 @@ from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
+from tasks.ledger.checkpoints import stays_until_ms
 from tasks.ledger.matching import host_cores, is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import (
@@ -36,7 +37,7 @@ from tasks.ledger.registry import (
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
-from tasks.spec import ClassifierPart, JobSpec
+from tasks.spec import ClassifierPart, JobSpec, container_of
 
 __all__ = [
     "DatasetFacts",
@@ -270,6 +271,7 @@ def _why_not(
         or profile.memory_mib < wanted.memory_mib
         or not wanted.rate_min <= profile.rate <= spec.rate_max
         or host_cores(profile) < spec.host_cores
+        or profile.until_ms < stays_until_ms(spec, 0, now_ms, parameters)
         or (wanted.gpus > 1 and is_limited(profile))
     ):
         return "lacks"
@@ -312,6 +314,8 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
             f"no machine runs containers with {spec.host_cores} cores, {wanted.gpus} GPUs, {wanted.memory_mib} MiB"
             f" and a rate from {wanted.rate_min} to {spec.rate_max}; {_rates_told(outlook.host_rates)}"
         )
+        if not container_of(spec).interruptible:
+            text += "; it must have offered to stay until the end of the job (`interruptible: true` needs no such)"
         return [Objection("no_such_machine", text)]
     asked = ", ".join(
         f"requirements.{name} is {amount}, the most that a machine has is {most}"

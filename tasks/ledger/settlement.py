@@ -79,6 +79,7 @@ __all__ = [
     "fine_opening",
     "fine_worker",
     "forfeit_hold",
+    "forfeit_seconds",
     "fund_check",
     "fund_checks",
     "give_back_demand",
@@ -108,6 +109,7 @@ __all__ = [
     "release_bonds",
     "release_checks",
     "release_holds",
+    "release_seconds",
     "rerun_price",
     "window_work_ms",
     "windows_covered",
@@ -767,24 +769,44 @@ def _pay_cancelled_container(case: Case) -> None:
         _pay_prepared(case, record.worker, work_price(units, record.price_per_tera_unit))
 
 
-def pay_seconds(case: Case, seconds: int) -> int:
+def pay_seconds(case: Case, seconds: int, *, waits: bool) -> int:
     """Pay the machine of a container for seconds, and its relays; burn the fee. Return what the seconds cost.
 
-    The first that meters a task earns its preparation. Nothing is held: nothing that comes later judges it (R95).
+    The first that meters a task earns its preparation. Nothing is held (R95), unless the pay ``waits`` for a
+    checkpoint (R105).
     """
-    record, vault, parameters = case.record, case.vault, case.parameters
+    record, parameters = case.record, case.parameters
     if not record.prepared:
         units = preparation_units(case.spec, parameters)
         _pay_prepared(case, record.worker, work_price(units, record.price_per_tera_unit))
     charge = work_price(seconds * case.spec.step_units, record.price_per_tera_unit)
-    left = charge
-    for relay, part in share_pay(charge, dues_of(case.state, record.worker, case.now)):
-        pay_earned(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY)
-        pay_dues(case.state, record.worker, relay, part)
-        left -= part
-    pay_earned(case, Pool.PRICE, record.worker, left, Purpose.METERED, Role.COMPUTE)
-    vault.burn(Pool.FEE, min(share(charge, parameters.fee_bps), vault.held(Pool.FEE)), Purpose.PROTOCOL_FEE)
+    if waits:
+        case.vault.hold(Pool.PRICE, Pool.HOLD, charge, Purpose.SECONDS_HELD, target_owner=record.worker)
+    else:
+        _pay_out_seconds(case, (Pool.PRICE, NOBODY), record.worker, charge)
     return charge
+
+
+def _pay_out_seconds(case: Case, source: _Source, worker: bytes, charge: int) -> None:
+    (pool, owner), left = source, charge
+    for relay, part in share_pay(charge, dues_of(case.state, worker, case.now)):
+        pay_earned(case, pool, relay, part, Purpose.CARRIAGE, Role.RELAY, owner=owner)
+        pay_dues(case.state, worker, relay, part)
+        left -= part
+    pay_earned(case, pool, worker, left, Purpose.METERED, Role.COMPUTE, owner=owner)
+    fee = min(share(charge, case.parameters.fee_bps), case.vault.held(Pool.FEE))
+    case.vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE)
+
+
+def release_seconds(case: Case, worker: bytes, amount: int) -> None:
+    """Pay a machine what waited for a checkpoint, and burn the fee for it."""
+    if amount:
+        _pay_out_seconds(case, (Pool.HOLD, worker), worker, amount)
+
+
+def forfeit_seconds(case: Case, worker: bytes, amount: int) -> None:
+    """Give pay that waited for a checkpoint back to the price pool: others do those seconds again."""
+    case.vault.hold(Pool.HOLD, Pool.PRICE, amount, Purpose.HOLD_FORFEIT, owner=worker)
 
 
 def pay_claim_gas(case: Case, gas: int) -> None:

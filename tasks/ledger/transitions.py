@@ -20,6 +20,7 @@ from tasks.ledger.block_end import end_block
 from tasks.ledger.bonds import bond_rules, release_sponsor
 from tasks.ledger.carriage import CARRIAGE_HOLDING
 from tasks.ledger.check_fund import FUND_ADDRESS
+from tasks.ledger.checkpoint_transitions import checkpoint_rules
 from tasks.ledger.claim_transitions import claim_rules
 from tasks.ledger.complaints import is_complaint
 from tasks.ledger.creation import begin_task
@@ -448,7 +449,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
     )
     proven = market.proven_case
     of_case = *claim_rules(proven), *dispute_rules(proven), *custody_rules(proven), *serving_rules(proven)
-    of_case += metering_rules(market.case)
+    of_case += *metering_rules(market.case), *checkpoint_rules(market.case)
     of_groups = group_rules(parameters, market.scope)
     others = *bond_rules(parameters), *of_case, *trial_rules(parameters), *of_groups
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)

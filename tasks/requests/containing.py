@@ -8,6 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from state.primitives.errors import DecodeError
 from tasks.kinds.container import (
+    CHECKPOINT_BYTES_MAX,
+    CHECKPOINT_EVERY_S_MAX,
+    CHECKPOINT_EVERY_S_MIN,
     CORES_MAX,
     DISK_MIB_MAX,
     DISK_MIB_MIN,
@@ -22,6 +25,7 @@ from tasks.kinds.container import (
     TICK_S_MAX,
     TICK_S_MIN,
     USER_MAX,
+    Checkpoint,
     ContainerPart,
     Image,
     Metering,
@@ -39,11 +43,14 @@ _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
+    "checkpoint", "interruptible",
 )  # fmt: skip
 RATE_DEFAULT: Final = 10**10
 RATE_MAX: Final = 1 << 45
 USER_DEFAULT: Final = 65_534
 MIB: Final = 1 << 20
+_CHECKPOINT_NUMBERS: Final = {"every_s": 300, "minutes": 5, "max_mib": 1_024}
+"""What a checkpoint may say beside its path, and what holds where it does not."""
 _SPAN_S: Final = {"hours": 3_600, "minutes": 60}
 
 
@@ -109,11 +116,16 @@ def containing_of(fields: JobFields) -> ContainerRequest:
     )
     process = Process(_command(fields), _environment(fields), _bounded(fields, "user", USER_DEFAULT, 0, USER_MAX))
     tick_s = _bounded(fields, "tick_s", 60, TICK_S_MIN, TICK_S_MAX)
+    checkpoint = _checkpoint(fields)
     metering = Metering(
         METER_RESERVED, _bounded(fields, "grace_s", 120, GRACE_S_MIN, GRACE_S_MAX),
-        _bounded(fields, "retries", 1, 0, RETRIES_MAX),
+        # Each machine goes on where the one before was; without a checkpoint each one begins from nothing.
+        _bounded(fields, "retries", 1 if checkpoint is None else RETRIES_MAX, 0, RETRIES_MAX),
     )  # fmt: skip
-    part = ContainerPart(image, process, storage, _bounded(fields, "cores", 1, 1, CORES_MAX), metering)
+    part = ContainerPart(
+        image, process, storage, _bounded(fields, "cores", 1, 1, CORES_MAX), metering, checkpoint,
+        int(_interruptible(fields)),
+    )  # fmt: skip
     settings = ContainerSettings(
         part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
         _bounded(fields, "gpus", 0, 0, GPUS_MAX), _rate(fields), _ticks(fields, tick_s), tick_s,
@@ -135,12 +147,46 @@ def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, .
     except DecodeError as error:
         said = str(error).removeprefix("not a job specification: ")
         name = said.partition(":")[0].rpartition(".")[2]
-        known = {"repository": "image", "storage": "output", "output_bytes_max": "output_mib"}.get(name, name)
+        known = {
+            "repository": "image", "storage": "output", "output_bytes_max": "output_mib", "path": "checkpoint",
+        }.get(name, name)  # fmt: skip
         raise fields.wrong(known, f"{known}: {said.partition(': ')[2]}") from None
-    for one in (*paths, *([part.storage.output] if part.storage.output else [])):
-        others = [path for path in paths if path != one]
-        if paths.count(one) > 1 or any(one == path or one.startswith(path + "/") for path in others):
+    own = [part.storage.output] if part.storage.output else []
+    own += [] if part.checkpoint is None else [part.checkpoint.path]
+    for one in (*paths, *own):
+        others = [path for path in (*paths, *own) if path != one]
+        if [*paths, *own].count(one) > 1 or any(one.startswith(path + "/") for path in others):
             raise fields.wrong("mounts", f"mounts: {one[:80]} is there twice, or lies in another one")
+
+
+def _checkpoint(fields: JobFields) -> Checkpoint | None:
+    """Return the folder that is stored again and again, if one is asked for."""
+    if not fields.has("checkpoint"):
+        return None
+    value = fields.value("checkpoint")
+    wanted = "checkpoint: {path: PATH IN CONTAINER, every_s: SECONDS or minutes: MINUTES, max_mib: MIB} expected"
+    if not isinstance(value, dict) or "path" not in value or set(value) - {"path", *_CHECKPOINT_NUMBERS}:
+        raise fields.wrong("checkpoint", wanted)
+    if type(value["path"]) is not str or ("every_s" in value and "minutes" in value):
+        raise fields.wrong("checkpoint", wanted)
+    every_s, minutes, max_mib = (value.get(name, other) for name, other in _CHECKPOINT_NUMBERS.items())
+    if "every_s" not in value and type(minutes) in (int, float):
+        every_s = round(60 * minutes) if 0 < minutes < CHECKPOINT_EVERY_S_MAX else 0
+    for name, number, least, most in (
+        ("every_s", every_s, CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
+        ("max_mib", max_mib, 1, CHECKPOINT_BYTES_MAX // MIB),
+    ):
+        if type(number) is not int or not least <= number <= most:
+            raise fields.wrong("checkpoint", f"checkpoint.{name}: a whole number from {least} to {most} expected")
+    return Checkpoint(value["path"], every_s, max_mib * MIB)
+
+
+def _interruptible(fields: JobFields) -> bool:
+    """Return whether a machine may leave when its owner wishes."""
+    value = fields.value("interruptible") if fields.has("interruptible") else True
+    if type(value) is not bool:
+        raise fields.wrong("interruptible", "interruptible: true or false expected")
+    return value
 
 
 def _bounded(fields: JobFields, name: str, otherwise: int, least: int, most: int) -> int:

@@ -23,6 +23,7 @@ from tasks.kinds.container import ExitKind
 from tasks.ledger import (
     calls,
     carriage,
+    checkpoint_records,
     claims,
     custody_records,
     disputes,
@@ -273,6 +274,26 @@ def state_records(
             ),
             lambda state: meter_records.load_meter(state, TASK),
             ("tasks.ledger.meter_records:load_meter",),
+        ),
+        "checkpoints of a container": StateRecord(
+            lambda state: checkpoint_records.save_checkpoints(
+                state,
+                TASK,
+                checkpoint_records.Checkpoints(
+                    9_000,
+                    checkpoint_records.Stored(b"l" * 32, 10_240, 60, b"w" * 20),
+                    checkpoint_records.Stored(b"", 0, 30, b"w" * 20),
+                    30,
+                    10**17,
+                    30,
+                    10**16,
+                    1,
+                    2,
+                    (checkpoint_records.Run(b"w" * 20, 60, 5),),
+                ),
+            ),
+            lambda state: checkpoint_records.load_checkpoints(state, TASK),
+            ("tasks.ledger.checkpoint_records:load_checkpoints",),
         ),
         "prices of calls": StateRecord(
             lambda state: state.put(

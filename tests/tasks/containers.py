@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tasks.kinds.container import ContainerPart, ExitKind, Image, Metering, Mount, MountForm, Process, Storage
+from tasks.kinds.container import (
+    Checkpoint,
+    ContainerPart,
+    ExitKind,
+    Image,
+    Metering,
+    Mount,
+    MountForm,
+    Process,
+    Storage,
+)
+from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
 from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
 from tasks.ledger.registry import NodeRole
@@ -12,13 +23,15 @@ from tasks.ledger.transitions import ACCEPT_TASK, START_TASK
 from tasks.spec import JobSpec, Requirements, container_job
 from tests.tasks.world import WORTH, Manners, World
 
-__all__ = ["HOST", "RATE_MIN", "TICK_S", "block_until", "container", "end", "finish", "host", "meter", "metered",
-           "part", "second_price", "started"]  # fmt: skip
+__all__ = ["HOST", "RATE_MIN", "STORED", "TICK_S", "block_until", "container", "end", "finish", "host", "meter",
+           "metered", "miss", "part", "second_price", "started", "store"]  # fmt: skip
 
 HOST: Final = NodeRole.COMPUTE | NodeRole.CONTAINER
 TICK_S: Final = 60
 RATE_MIN: Final = 8 * 10**9
 PRICE: Final = WORTH // 1000
+STORED: Final = Checkpoint("/state", 60, 1 << 20)
+"""The folder of a container whose work goes on elsewhere."""
 
 
 def part(**changes: Any) -> ContainerPart:
@@ -86,6 +99,15 @@ def finish(
     world: World, worker: bytes, task: bytes, seconds: int, kind: ExitKind = ExitKind.EXITED, code: int = 0
 ) -> str | None:  # fmt: skip
     return world.send(worker, FINISH_TASK, finish_values(task, seconds, end(kind, code)))
+
+
+def store(world: World, worker: bytes, task: bytes, seconds: int, name: bytes = b"c" * 32) -> str | None:
+    """Name a checkpoint; an empty name is a folder that cannot be stored."""
+    return world.send(worker, CHECKPOINT_TASK, [task, seconds, name, 10_240 if name else 0])
+
+
+def miss(world: World, worker: bytes, task: bytes, name: bytes = b"c" * 32) -> str | None:
+    return world.send(worker, MISS_CHECKPOINT, [task, name])
 
 
 def metered(world: World, task: bytes) -> MeterRecord:

@@ -72,7 +72,8 @@ WITHOUT_DISPUTE: Final = {
 }
 """Arguments after task and window, and why they are refused: the work of this network is not disputed."""
 WITHOUT_CONTAINER: Final = {
-    "meterTask": ("60",), "finishTask": ("60", "0x" + encode([1, 0, b"", 0, b"", 0]).hex()),
+    "checkpointTask": ("60", NOWHERE, "9"), "missCheckpoint": (NOWHERE,), "meterTask": ("60",),
+    "finishTask": ("60", "0x" + encode([1, 0, b"", 0, b"", 0]).hex()),
 }  # fmt: skip
 """Arguments after task of functions for containers, of which this network runs none."""
 _HASH: Final = bytes(32)
@@ -543,7 +544,7 @@ class Play:
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "14",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
-            "elapsed": "60", "end": WITHOUT_CONTAINER["finishTask"][1],
+            "elapsed": "60", "blob": NOWHERE, "end": WITHOUT_CONTAINER["finishTask"][1],
             "size": "1", "roots": "0x" + encode([_HASH]).hex(), "members": "1", **CHUNKS,
             "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),

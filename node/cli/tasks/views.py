@@ -166,6 +166,7 @@ def _progress(record: Mapping[str, Any]) -> dict[str, str]:
         "metered": f"{counted(meter['seconds'], 'second')} of {record['spec']['schedule']['total_steps']}, "
         f"paid {show_amount(int(meter['paid']))}",
     }
+    found |= _machines(meter)
     end = meter["exit"]
     if end is not None:
         code = f" {end['code']}" if end["kind"] in ("exited", "signalled") else ""
@@ -183,6 +184,26 @@ def _ended_early(record: Mapping[str, Any]) -> dict[str, str]:
     if not patience or record["windows"] == planned or record["phase"] not in ("output", "verifying", "settled"):
         return {}
     return {"ended early": f"of {planned} windows; {counted(patience, 'evaluation')} brought no lower loss"}
+
+
+def _machines(meter: Mapping[str, Any]) -> dict[str, str]:
+    """Return which machines ran a container, what of it another one does again, and what is stored."""
+    found = {}
+    machines = meter.get("machines", ())  # a gateway of an earlier version does not say
+    if len(machines) > 1 or any(machine["lost"] for machine in machines):
+        told = (
+            f"{machine['worker']}: {counted(machine['seconds'], 'second')}"
+            + (f", of which {machine['lost']} were lost and not paid" if machine["lost"] else "")
+            for machine in machines
+        )
+        found["machines"] = "; ".join(told)
+    stored = meter.get("checkpoint")
+    if stored is not None:
+        what = f"{stored['bytes']} bytes" if stored["blob"] else "none that could be stored"
+        found["checkpoint"] = f"{what}, after {counted(stored['seconds'], 'second')}"
+    if int(meter.get("waiting", 0)):
+        found["waits for a checkpoint"] = show_amount(int(meter["waiting"]))
+    return found
 
 
 def _job(spec: Mapping[str, Any]) -> str:

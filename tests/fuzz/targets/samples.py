@@ -26,6 +26,7 @@ from tasks.dispute.moves import Pick, encode_move
 from tasks.engines.dataset_layout import NodePlace
 from tasks.ledger import (
     bonds,
+    checkpoint_transitions,
     claim_transitions,
     custody_transitions,
     dispute_transitions,
@@ -167,6 +168,8 @@ PAYLOADS = (
     payload(serving_transitions.SERVE_WINDOW, [b"t" * 32, 1]),
     payload(metering_transitions.METER_TASK, [b"t" * 32, 600]),
     payload(metering_transitions.FINISH_TASK, [b"t" * 32, 605, [1, 3, b"o" * 32, 10_240, b"l" * 32, 77]]),
+    payload(checkpoint_transitions.CHECKPOINT_TASK, [b"t" * 32, 600, b"c" * 32, 10_240]),
+    payload(checkpoint_transitions.MISS_CHECKPOINT, [b"t" * 32, b"c" * 32]),
     payload(trial_transitions.COMMIT_TRIAL, [5, b"r" * 32, 7]),
     payload(trial_transitions.SHOW_TRIAL, [[[1, b"b" * 32, b"a" * 32, [b"s" * 32], [b"s" * 32]]]]),
     payload(trial_transitions.JUDGE_TRIAL, [b"m" * 20, [b"d" * 32]]),

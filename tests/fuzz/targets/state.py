@@ -279,6 +279,8 @@ def targets() -> Iterator[tuple[str, Target]]:
             *(f"tasks.ledger.group_transitions:_decode_{name}" for name in ("create", "seats", "group")),
             *(f"tasks.ledger.trial_transitions:_decode_{name}" for name in ("nothing", "commit", "show", "judge")),
             "tasks.ledger.serving_transitions:_decode_serve",
+            "tasks.ledger.checkpoint_transitions:_decode_named",
+            "tasks.ledger.checkpoint_transitions:_decode_missed",
             "tasks.ledger.metering_transitions:_decode_meter", "tasks.ledger.metering_transitions:_decode_finish",
             "tasks.trials:shown_from_value",
             "tasks.ledger.claim_transitions:_decode_input",

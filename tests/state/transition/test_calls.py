@@ -42,6 +42,7 @@ from tasks.kinds.container import SECONDS_MAX
 from tasks.ledger import proving
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED, CLAIM_INPUT
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
@@ -204,6 +205,11 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda task, seconds, code: [task, seconds, [1, code, task, 5, b"", 0]], hashes,
         st.integers(0, SECONDS_MAX), st.integers(0, 255),
     ),
+    CHECKPOINT_TASK: st.builds(
+        lambda task, seconds, has: [task, seconds, task * has, 5 * has], hashes, st.integers(1, SECONDS_MAX),
+        st.integers(0, 1),
+    ),
+    MISS_CHECKPOINT: st.builds(lambda task, blob: [task, blob], hashes, hashes),
     SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
     CREATE_GROUP: st.builds(
         lambda match_ms, members: [encode_spec(spec(match_ms=match_ms)), members, 1],
@@ -508,7 +514,18 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.block(60_000)
     assert containers.meter(world, hosted, held, 60) is None
     assert containers.finish(world, hosted, held, 60) is None
-    assert world.send(hosted, SUSPEND_NODE, []) is None
+    containers.host(world, 78)
+    held, hosted = containers.started(world, containers.container(checkpoint=containers.STORED))
+    world.block(60_000)
+    assert containers.store(world, hosted, held, 60) is None
+    assert world.send(hosted, GIVE_UP_TASK, [held, int(Reason.WORKER_LEFT)]) is None
+    while not (other := world.task(held).worker):
+        world.block()
+    assert world.send(other, ACCEPT_TASK, [held, 0]) is None
+    assert containers.miss(world, other, held) is None
+    assert world.send(other, START_TASK, [held, b"m" * 32]) is None
+    assert containers.finish(world, other, held, 0) is None
+    assert [world.send(machine, SUSPEND_NODE, []) for machine in (hosted, other)] == [None, None]
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

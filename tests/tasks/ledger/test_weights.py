@@ -39,10 +39,11 @@ from tasks.dispute.moves import (
 )
 from tasks.engines import tuning_plan
 from tasks.engines.dataset_layout import NodePlace
-from tasks.kinds.container import LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
+from tasks.kinds.container import CHECKPOINT_BYTES_MAX, LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
 from tasks.kinds.finetune import STEP_CALLS_MAX
 from tasks.ledger import (
     bonds,
+    checkpoint_transitions,
     claim_transitions,
     custody_transitions,
     dispute_transitions,
@@ -258,6 +259,10 @@ def largest(kind: int) -> list[Value]:
         case metering_transitions.FINISH_TASK:
             end = ContainerEnd(ExitKind.EXITED, 255, h, OUTPUT_BYTES_MAX, h, LOG_BYTES_MAX, b"")
             return metering_transitions.finish_values(task, SECONDS_MAX, end)
+        case checkpoint_transitions.CHECKPOINT_TASK:
+            return [task, SECONDS_MAX, h, CHECKPOINT_BYTES_MAX]
+        case checkpoint_transitions.MISS_CHECKPOINT:
+            return [task, h]
         case _:
             return [task, amount]
 
@@ -310,6 +315,17 @@ def play_containers() -> None:
     world.block(359_000)
     assert containers.meter(world, worker, task, 300) is None
     assert containers.finish(world, worker, task, 303) is None
+    containers.host(world, 2)
+    task, worker = containers.started(world, containers.container(checkpoint=containers.STORED))
+    world.block(359_000)
+    for at, seconds in enumerate((100, 200, 300)):
+        assert containers.store(world, worker, task, seconds, bytes([at]) * 32) is None
+    assert world.send(worker, transitions.GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    while not (other := world.task(task).worker):
+        world.block()
+    assert world.send(other, transitions.ACCEPT_TASK, [task, 0]) is None
+    assert containers.miss(world, other, task, b"\2" * 32) is None
+    assert world.send(other, transitions.START_TASK, [task, b"m" * 32]) is None
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:

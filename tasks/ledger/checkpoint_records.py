@@ -1,0 +1,111 @@
+"""What is stored of a container, whose pay waits for that, and which machines ran it (market.md 2.2, R103)."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
+
+__all__ = ["RUNS_KEPT", "Checkpoints", "Run", "Stored", "load_checkpoints", "save_checkpoints"]
+
+CHECKPOINTS_LIMIT_BYTES: Final = 1_024
+RUNS_KEPT: Final = 16
+"""The last machines of a container of which the record tells."""
+_TASK: Final = bytes([Table.TASK])
+_CHECKPOINT_PART: Final = b"\x05"
+
+
+class Stored(NamedTuple):
+    """A checkpoint that ``worker`` has named, at ``seconds`` of the task. An empty ``blob`` is an empty folder."""
+
+    blob: bytes
+    size_bytes: int
+    seconds: int
+    worker: bytes
+
+
+class Run(NamedTuple):
+    """What a machine did: ``seconds`` that were counted, of which ``lost`` were neither kept nor paid."""
+
+    worker: bytes
+    seconds: int
+    lost: int
+
+
+class Checkpoints(NamedTuple):
+    """Checkpoints and runs of a container.
+
+    ``until_ms``: its machine has offered to stay until then; 0: it has not. ``latest`` and ``before`` are the last
+    two checkpoints. ``covered_s`` of the present machine's seconds are stored. ``closing`` of its pay, for
+    ``closing_s`` seconds, waits for what follows on ``latest``; ``open`` waits for the next checkpoint. ``missed``
+    checkpoints could not be had by the machine that prepares. ``gone`` runs are no longer in ``runs``.
+    """
+
+    until_ms: int = 0
+    latest: Stored | None = None
+    before: Stored | None = None
+    covered_s: int = 0
+    closing: int = 0
+    closing_s: int = 0
+    open: int = 0
+    missed: int = 0
+    gone: int = 0
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def wanted(self) -> Stored | None:
+        """The checkpoint that the next machine begins with, but for those that it could not have."""
+        return (self.latest, self.before, None)[self.missed]
+
+
+def load_checkpoints(state: Reader, task: bytes) -> Checkpoints:
+    """Return what is stored of a container; nothing for one that no machine had yet. Raises RecordDamaged."""
+    data = state.get(_TASK + task + _CHECKPOINT_PART)
+    if data is None:
+        return Checkpoints()
+    what = f"checkpoints of task {task.hex()}"
+    return read_record(data, _checkpoints, what=what, limit_bytes=CHECKPOINTS_LIMIT_BYTES)
+
+
+def _checkpoints(value: Any) -> Checkpoints:
+    until_ms, latest, before, covered_s, *pay, missed, gone, runs = items_of(
+        value, int, list, list, *[int] * 6, list
+    )
+    closing, closing_s, open_ = pay
+    found = Checkpoints(
+        until_ms, _stored(latest), _stored(before), covered_s, closing, closing_s, open_, missed, gone,
+        tuple(map(_run, runs)),
+    )  # fmt: skip
+    if not 0 <= found.missed <= 2:
+        raise DecodeError("not the checkpoints of a container")
+    return found
+
+
+def _stored(value: list[Any]) -> Stored | None:
+    if not value:
+        return None
+    blob, size_bytes, seconds, worker = items_of(value, bytes, int, int, bytes)
+    if len(blob) not in (0, HASH_BYTES) or len(worker) != ADDRESS_BYTES:
+        raise DecodeError("not a checkpoint")
+    return Stored(blob, size_bytes, seconds, worker)
+
+
+def _run(value: Any) -> Run:
+    worker, seconds, lost = items_of(value, bytes, int, int)
+    if len(worker) != ADDRESS_BYTES:
+        raise DecodeError("not the run of a machine")
+    return Run(worker, seconds, lost)
+
+
+def save_checkpoints(state: Overlay, task: bytes, found: Checkpoints) -> None:
+    """Write what is stored of a container; of its runs the last ones."""
+    gone = max(0, len(found.runs) - RUNS_KEPT)
+    stored: list[Value] = [[] if one is None else list(one) for one in (found.latest, found.before)]
+    runs: list[Value] = [list(run) for run in found.runs[gone:]]
+    value: list[Value] = [found.until_ms, *stored, *found[3:-2], found.gone + gone, runs]
+    state.put(_TASK + task + _CHECKPOINT_PART, encode(value))
