@@ -15,6 +15,7 @@ __all__ = [
     "GroupUnknown",
     "GroupsOff",
     "KindMismatch",
+    "MachineTampered",
     "MeterAhead",
     "MeterMismatch",
     "MoveTooSoon",
@@ -228,6 +229,16 @@ class CustodyRefused(ProtocolError):
     """What is sent is not what the custody of the window asks for now."""
 
     code = "custody_refused"
+
+
+class MachineTampered(ProtocolError):
+    """The machine has reported that a job on it was tampered with: it is off the market until ``until_ms``."""
+
+    code = "machine_tampered"
+
+    def __init__(self, *, until_ms: int) -> None:
+        super().__init__(f"the machine has reported tampering and is suspended until {until_ms} ms")
+        self.until_ms = until_ms
 
 
 class TrialsOff(ProtocolError):

@@ -55,6 +55,13 @@ interface IDekubeRegistry {
     /// @param amount Amount in 10^-18 DKB.
     function withdrawSponsor(address node, uint256 amount) external;
 
+    /// @notice Report that a job on the sender's own machine was tampered with: another machine goes on, and
+    ///   the sender's is off the market for a while.
+    /// @param task A container's task that the sender runs or has lost.
+    /// @param sign What its node has seen: 1 exec, 2 copy, 3 commit, 4 export, 5 checkpoint, 6 tracer, 7
+    ///   stranger, 8 drift.
+    function reportTampering(bytes32 task, uint8 sign) external;
+
     /// @notice Have a speed trial of the sender's machine begin.
     function askTrial() external;
 
@@ -200,6 +207,16 @@ interface IDekubeRegistry {
     /// @notice A machine is off until it renews its record.
     /// @param node Address of the machine.
     event NodeSuspended(address indexed node);
+
+    /// @notice A machine has reported itself: a job on it was tampered with.
+    /// @param node Address of the machine.
+    /// @param task Id of the task.
+    /// @param sign What its node has seen: 1 exec, 2 copy, 3 commit, 4 export, 5 checkpoint, 6 tracer, 7
+    ///   stranger, 8 drift.
+    /// @param until Until when it is off the market, in milliseconds since 1970.
+    /// @param reports Which of its reports this is.
+    event NodeTampered(address indexed node, bytes32 indexed task, uint256 sign, uint256 until, uint256
+        reports);
 
     /// @notice The terms of a machine's sponsor were set.
     /// @param node Address of the machine.

@@ -389,6 +389,12 @@ def check_options(options: NodeOptions) -> None:
     for measure in options.executor.isolation:
         if measure not in MEASURES:
             raise ConfigError(f"executor.isolation: {measure!r} is none of {', '.join(MEASURES)}")
+    docker = options.executor.docker
+    for name, value in (("on_desktop_use", docker.on_desktop_use), ("on_gpu_use", docker.on_gpu_use)):
+        if value not in ("ignore", "yield", "leave"):
+            raise ConfigError(f"executor.docker.{name}: {value!r} is none of ignore, yield, leave")
+    if docker.on_load not in ("ignore", "yield"):
+        raise ConfigError(f"executor.docker.on_load: {docker.on_load!r} is none of ignore, yield")
     if options.executor.backend != "process":
         raise ConfigError(
             f"executor.backend: {options.executor.backend!r} is not known; this version has: process"

@@ -201,6 +201,12 @@ class DockerOptions:
     """Run user 0 without rights on an engine without user namespaces; false: refuse it."""
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs that containers may have."""
+    on_desktop_use: str = "yield"
+    """Somebody sits at the machine: ignore it, yield (the least share of the processor), or leave the task."""
+    on_gpu_use: str = "yield"
+    """Other programs compute or draw on a card: the same."""
+    on_load: str = "yield"
+    """Who is logged in uses half of the cores: ignore it, or yield."""
 
 
 @dataclass(frozen=True, slots=True)

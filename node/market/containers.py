@@ -10,7 +10,7 @@ import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 import trio
@@ -22,6 +22,7 @@ from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
+from node.market.tampering import ContainerTampered, Guard, OthersNeedMachine
 from node.market.wallet import Wallet
 from node.market.worker import FETCH_TRIES, PREPARE_SHARE, JobUnfit
 from p2p.blob.store import BlobStore
@@ -33,6 +34,7 @@ from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted, RequestInvalid
 from tasks.executor.containers.logins import read_logins
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
+from tasks.executor.containers.watchdog import Policy, Yielding
 from tasks.kinds.container import ExitKind, MountForm
 from tasks.kinds.folders import unpack
 from tasks.ledger.custody_records import find_terms
@@ -88,12 +90,13 @@ class Containers:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
-        backend: ContainerBackend, *, data_dir: Path,
+        backend: ContainerBackend, *, data_dir: Path, policy: Policy | None = None,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
         self._folder = data_dir
         self._files = ContainerFiles(data_dir / "notes", blobs)
+        self._guard = Guard(ledger, wallet, backend, data_dir / "tampered", policy or Policy())
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -146,6 +149,7 @@ class Containers:
         if removed := await self._backend.sweep(needed):
             _log.info("containers without a task were removed", containers=removed)
         await trio.to_thread.run_sync(self._files.tidy, self._ledger.head().steady_ms, needed)
+        await self._guard.report_all()
 
     async def work(self, task: bytes) -> None:
         """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
@@ -220,7 +224,7 @@ class Containers:
                 return f"{name}: {wanted} needed, {has} there"
         return ""
 
-    async def _give_up(self, task: bytes, reason: Reason, why: str) -> None:
+    async def _give_up(self, task: bytes, reason: Reason, why: str) -> NoReturn:
         """Leave a task. Raises JobUnfit with the reason."""
         await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
         with suppress(DekubeError):
@@ -271,6 +275,8 @@ class Containers:
 
     async def _run(self, task: bytes, spec: JobSpec) -> None:
         """Run the container of a task that has started, or take it up; meter it, and say how it ended."""
+        if await self._guard.wipe_and_report(task):
+            return
         known = self._files.get(task)
         if known is None or known.end is None:
             stands = partial(self._stands, task, Action.METER)
@@ -279,6 +285,11 @@ class Containers:
             except Abandoned:
                 await self._backend.remove(task)
                 raise
+            except ContainerTampered:
+                await self._guard.wipe_and_report(task)
+                raise
+            except OthersNeedMachine as error:
+                await self._give_up(task, Reason.WORKER_LEFT, str(error))
         assert known.end is not None
         await self._wallet.send(FINISH_TASK, finish_values(task, self._payable(task, known.seconds), known.end))
         try:
@@ -315,6 +326,10 @@ class Containers:
                 log = await self._keep_log(str(error).encode())
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
             self.started += 1
+        return await self._guard.watch(task, request, partial(self._to_end, task, spec, request))
+
+    async def _to_end(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> ContainerNote:
+        """Meter a container until it ends, and collect what it leaves."""
         ended = await self._watch(task, spec, request)
         if ended.end is End.LOST:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
@@ -414,4 +429,7 @@ def containers_of(
     logins = read_logins(Path(options.logins)) if options.logins else {}
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     backend = docker.DockerBackend(chosen, wallet.address, data_dir, logins)
-    return Containers(ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir)
+    policy = Policy(
+        Yielding(options.on_desktop_use), Yielding(options.on_gpu_use), Yielding(options.on_load)
+    )  # fmt: skip
+    return Containers(ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir, policy=policy)

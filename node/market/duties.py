@@ -33,6 +33,7 @@ from node.market.key_shares import KeyShares
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.own_inputs import OwnInputs
 from node.market.promises import Promises
+from node.market.tampering import is_reported
 from node.market.task_keys import TaskKeys
 from node.market.trials import SpeedTrials
 from node.market.verifier import TaskVerifier
@@ -345,6 +346,8 @@ class DutyService:
                 elif self.is_draining() or self._is_unfit:
                     if self.is_offered:
                         self._start(nursery, "register", self._suspend)
+                elif is_reported(self._ledger, self.address):
+                    pass  # what this machine has reported keeps it off the market for a while
                 elif self._status() is NodeStatus.SUSPENDED:
                     self._start(nursery, "register", self._return_to_market)
                 elif self._profile is not None:

@@ -9,6 +9,7 @@ from billing.prices import Role
 from rpc.ethereum.task_texts import TASK_TEXTS
 from rpc.ethereum.text import TERMS, UNIT, WEIGHT, Text, names_of
 from tasks.ledger.registry import NodeStatus
+from tasks.ledger.tampering import TamperSign
 
 __all__ = ["ABOUT", "TEXTS"]
 
@@ -172,6 +173,23 @@ _REGISTRY: Final[Mapping[tuple[str, str], Text]] = {
     ("registry", "NodeRegistered"): Text("A machine was registered."),
     ("registry", "NodeUpdated"): Text("A machine renewed its record."),
     ("registry", "NodeSuspended"): Text("A machine is off until it renews its record."),
+    ("registry", "reportTampering"): Text(
+        "Report that a job on the sender's own machine was tampered with: another machine goes on, and the "
+        "sender's is off the market for a while.",
+        {
+            "task": "A container's task that the sender runs or has lost.",
+            "sign": f"What its node has seen: {names_of(TamperSign)}.",
+        },
+        "Report tampering on this machine",
+    ),
+    ("registry", "NodeTampered"): Text(
+        "A machine has reported itself: a job on it was tampered with.",
+        {
+            "sign": f"What its node has seen: {names_of(TamperSign)}.",
+            "until": "Until when it is off the market, in milliseconds since 1970.",
+            "reports": "Which of its reports this is.",
+        },
+    ),
     ("registry", "NodeRetired"): Text(
         "A machine leaves the market.", {"gone": "False when it announces it, true when its record is gone."}
     ),

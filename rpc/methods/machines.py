@@ -20,6 +20,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
 from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present
 from tasks.ledger.reputation import reputation_milli
+from tasks.ledger.tampering import TamperRecord, load_tamper
 from tasks.ledger.trials import TrialPhase, TrialRecord, asks_from_ms, find_trial, measured_rate, rounds_behind
 
 __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
@@ -32,6 +33,7 @@ class _Shown(NamedTuple):
     trial: TrialRecord | None
     rate: int | None
     behind: int
+    tamper: TamperRecord | None
 
 
 def _shown(
@@ -41,7 +43,7 @@ def _shown(
     return tuple(
         _Shown(
             each, trial, measured_rate(reader, each, now_ms, parameters),
-            0 if trial is None else rounds_behind(reader, trial),
+            0 if trial is None else rounds_behind(reader, trial), load_tamper(reader, each.address),
         )
         for each, trial in trials
     )  # fmt: skip
@@ -63,6 +65,18 @@ def _trial(shown: _Shown, parameters: TaskParameters) -> Json | None:
         "rounds_missed": trial.misses,
         "rounds_behind": shown.behind,
         "ask_from_ms": asks_from_ms(trial, parameters) or None,
+    }
+
+
+def _tampering(found: TamperRecord | None) -> Json | None:
+    if found is None:
+        return None
+    return {
+        "sign": word(found.sign),
+        "task": hexed(found.task),
+        "reported_ms": found.reported_ms,
+        "until_ms": found.until_ms,
+        "reports": found.reports,
     }
 
 
@@ -117,6 +131,7 @@ def _node(shown: _Shown, node: NodeApi) -> Json:
         "match_from_ms": record.match_from_ms,
         "doubts": record.doubts,
         "reputation_milli": reputation_milli(record),
+        "tampering": _tampering(shown.tamper),
     }
 
 
@@ -260,6 +275,17 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
             "match_from_ms": NUMBER,
             "doubts": NUMBER,
             "reputation_milli": NUMBER,
+            "tampering": nullable(
+                obj(
+                    {
+                        "sign": STRING,
+                        "task": HASH_OUT,
+                        "reported_ms": NUMBER,
+                        "until_ms": NUMBER,
+                        "reports": NUMBER,
+                    }
+                )
+            ),
         },
         description="A registered machine: what it says of itself, its bond, its record of verified work.",
     ),

@@ -39,6 +39,8 @@ class Table(IntEnum):
     """address -> record of work of a node that has retired: it has that again when its key registers again."""
     TRIAL = 0x13
     """address -> the speed trial of a machine, and the rate that its last one measured."""
+    NODE_TAMPER = 0x14
+    """address -> the last report of a machine that a job on it was tampered with; kept permanently."""
     TASK = 0x20
     """task id -> task record."""
     TASK_INDEX = 0x21

@@ -21,6 +21,7 @@ from tasks.ledger import (
     metering,
     open_task,
     registry,
+    tampering,
     trials,
 )
 
@@ -28,7 +29,7 @@ __all__ = ["EVENTS", "collect"]
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
     staking, epochs, slashing, bonds, carriage, checkpoints, claims, container_ends, custody, dockets,
-    group_records, metering, open_task, registry, trials, escrow,
+    group_records, metering, open_task, registry, tampering, trials, escrow,
 )  # fmt: skip
 
 

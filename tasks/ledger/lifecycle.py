@@ -324,6 +324,8 @@ class Reason(IntEnum):
     """The machine of a container has metered nothing for too long."""
     TIME_USED_UP = 62
     """The container has run for as long as its task allows."""
+    TAMPERED = 80
+    """The machine itself has seen that somebody read or changed the memory or the files of the container."""
 
 
 def stage_of(phase: Phase) -> str:

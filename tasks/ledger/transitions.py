@@ -80,6 +80,7 @@ from tasks.ledger.settlement import (
     check_affordable,
     check_measured,
 )
+from tasks.ledger.tampering import check_untampered, tamper_rules
 from tasks.ledger.trial_transitions import trial_rules
 from tasks.ledger.verification import (
     demand,
@@ -228,11 +229,13 @@ class _Market:
     def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
         if 0 < offer.bond < self._parameters.node_bond_min:  # nothing at all: somebody else bonds for it
             raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
+        check_untampered(state, context.sender, context.block.steady_ms)
         registration.register(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
         )  # fmt: skip
 
     def update(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
+        check_untampered(state, context.sender, context.block.steady_ms)
         registration.update(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
         )  # fmt: skip
@@ -449,7 +452,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
     )
     proven = market.proven_case
     of_case = *claim_rules(proven), *dispute_rules(proven), *custody_rules(proven), *serving_rules(proven)
-    of_case += *metering_rules(market.case), *checkpoint_rules(market.case)
+    of_case += *metering_rules(market.case), *checkpoint_rules(market.case), *tamper_rules(market.case)
     of_groups = group_rules(parameters, market.scope)
     others = *bond_rules(parameters), *of_case, *trial_rules(parameters), *of_groups
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)

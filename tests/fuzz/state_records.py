@@ -32,6 +32,7 @@ from tasks.ledger import (
     records,
     registration,
     registry,
+    tampering,
     trials,
 )
 from tasks.ledger.jobs import JobSizes
@@ -352,6 +353,11 @@ def state_records(
             ),
             lambda state: trials.find_trial(state, WHO),
             ("tasks.ledger.trials:find_trial", "tasks.ledger.trials:_trial"),
+        ),
+        "report of tampering": StateRecord(
+            lambda state: state.put(bytes([Table.NODE_TAMPER]) + WHO, encode([6, TASK, 1_000, 90_000, 2])),
+            lambda state: tampering.load_tamper(state, WHO),
+            ("tasks.ledger.tampering:load_tamper",),
         ),
         "round of speed trials": StateRecord(
             lambda state: state.put(bytes([Table.TRIAL]), encode([b"s" * 32, 3, 1 << 60])),

@@ -74,6 +74,7 @@ WITHOUT_DISPUTE: Final = {
 WITHOUT_CONTAINER: Final = {
     "checkpointTask": ("60", NOWHERE, "9"), "missCheckpoint": (NOWHERE,), "meterTask": ("60",),
     "finishTask": ("60", "0x" + encode([1, 0, b"", 0, b"", 0]).hex()),
+    "reportTampering": ("1",),
 }  # fmt: skip
 """Arguments after task of functions for containers, of which this network runs none."""
 _HASH: Final = bytes(32)

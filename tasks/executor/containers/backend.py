@@ -10,10 +10,12 @@ from typing import Protocol, TypeAlias
 
 from tasks.executor.containers.outputs import Outputs
 from tasks.executor.containers.request import ContainerRequest
+from tasks.executor.containers.watchdog import Observation
 
 __all__ = [
     "Collected",
     "ContainerBackend",
+    "ContainerLooker",
     "End",
     "Ended",
     "EngineFacts",
@@ -89,6 +91,27 @@ OnPull: TypeAlias = Callable[[PullProgress], None]
 OnLook: TypeAlias = Callable[[Look], None]
 
 
+class ContainerLooker(Protocol):
+    """Looks at one container, and hands on what others do to it."""
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the container ran before this look began."""
+        ...
+
+    def namespace(self) -> str:
+        """Return the name of the container's namespace of processes, empty if it cannot be told."""
+        ...
+
+    async def run(self, on_seen: Callable[[Observation], None]) -> None:
+        """Look until cancelled."""
+        ...
+
+    async def catch_up(self, on_seen: Callable[[Observation], None]) -> None:
+        """Hand on what was asked until now."""
+        ...
+
+
 class ContainerBackend(Protocol):
     """One engine. Everything is found again by the task's id after the node restarts.
 
@@ -153,6 +176,25 @@ class ContainerBackend(Protocol):
 
     async def collect(self, task: bytes, request: ContainerRequest, packed: str) -> Collected:
         """Read log and outputs of an ended container; the tar is written to the path ``packed``."""
+        ...
+
+    async def watchdog(self, task: bytes, request: ContainerRequest) -> ContainerLooker | None:
+        """Return what looks at a task's container for its watchdog; None: nothing here can.
+
+        Raises EngineUnavailable, EngineError.
+        """
+        ...
+
+    async def kill(self, task: bytes) -> None:
+        """End its processes at once."""
+        ...
+
+    async def wipe(self, task: bytes) -> bool:
+        """Remove a killed container and overwrite its folder; tell whether all was overwritten."""
+        ...
+
+    async def set_share(self, task: bytes, shares: int) -> None:
+        """Give a running container so many shares of the processor, of 1,024 that each has."""
         ...
 
     async def remove(self, task: bytes) -> None:

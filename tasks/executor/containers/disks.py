@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,8 @@ __all__ = ["MARKER", "ContainerDisk", "missing_for_disks"]
 
 MARKER: Final = "scratch/.dekube-disk"
 _COMMAND_S: Final = 120
+WIPE_S: Final = 300.0
+WIPE_BYTES: Final = 4 << 20
 _FULL_SHARE: Final = 200
 """A file system with less than this part of its blocks free counts as full."""
 
@@ -82,11 +86,50 @@ class ContainerDisk:
             except OSError:
                 _run("umount", "-l", str(self.root))
 
+    def wipe(self) -> bool:
+        """Overwrite what was written of disk and inputs, then remove them; False where not all was overwritten.
+
+        Zeros go to the blocks that the file system has for them: what a drive or a file system that copies keeps
+        elsewhere is out of reach. It is given up after WIPE_S.
+        """
+        if not self.folder.exists():
+            return True
+        self.unmount()
+        deadline = time.monotonic() + WIPE_S
+        files = [self._file, *sorted((self.folder / "inputs").rglob("*")), *sorted(self.folder.glob("*.tar"))]
+        left = 0
+        for path in files:
+            if path.is_file() and not path.is_symlink():
+                left += not _overwrite(path, deadline)
+        shutil.rmtree(self.folder)
+        return not left
+
     def remove(self) -> None:
         """Remove it with the inputs."""
         if self.folder.exists():
             self.unmount()
             shutil.rmtree(self.folder)
+
+
+def _overwrite(path: Path, deadline: float) -> bool:
+    """Write zeros over the parts of a file that hold data, and have them on the drive."""
+    zeros = bytes(WIPE_BYTES)
+    with path.open("r+b", buffering=0) as file:
+        size, at = os.fstat(file.fileno()).st_size, 0
+        while at < size:
+            try:
+                start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # ENXIO: no data after this place
+                    raise
+                break
+            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            for place in range(start, at, WIPE_BYTES):
+                if time.monotonic() > deadline:
+                    return False
+                os.pwrite(file.fileno(), zeros[: min(WIPE_BYTES, at - place)], place)
+        os.fsync(file.fileno())
+    return True
 
 
 def _run(name: str, *arguments: str) -> None:

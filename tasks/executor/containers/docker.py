@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +36,7 @@ from tasks.executor.containers.settings import (
     LABEL_GPUS,
     LABEL_NODE,
     LABEL_TASK,
+    ImageFacts,
     Places,
     check_settings,
     container_name,
@@ -42,6 +45,7 @@ from tasks.executor.containers.settings import (
     free_gpus,
     scratch_volumes,
 )
+from tasks.executor.containers.watchdog_docker import ContainerWatch
 
 __all__ = ["DockerBackend", "DockerOptions", "engine_facts"]
 
@@ -121,6 +125,7 @@ class DockerBackend:
         self._facts: EngineFacts | None = None
         self._why: dict[bytes, End] = {}
         self._choosing_gpus = trio.Lock()
+        self._began_ns: dict[bytes, int] = {}
 
     async def aclose(self) -> None:
         """Close the connections to the engine; containers go on."""
@@ -198,18 +203,14 @@ class DockerBackend:
         if image is None:
             raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
         disk = self.disk(task)
-        inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
         await self._remove_container(task)  # one that was made and never started, of an earlier life of the node
         started = False
+        self._began_ns[task] = time.time_ns()
         try:
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
             async with self._choosing_gpus:  # from the choice until the container has their label
                 gpus = await self._free_gpus(request.limits.gpus)
-                body = create_body(
-                    request, image, Places(str(disk.root), inputs),
-                    {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
-                    has_init=facts.has_init,
-                )  # fmt: skip
+                body = self._order(task, request, image, facts, gpus)
                 made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
             await self._compare(str(made["Id"]), body)
             started = True  # where the node goes down now, its next life finds the container
@@ -223,6 +224,18 @@ class DockerBackend:
                 with trio.CancelScope(shield=True):
                     await self.remove(task)
         _log.info("a container runs", task=task, image=request.image.reference)
+
+    def _order(
+        self, task: bytes, request: ContainerRequest, image: ImageFacts, facts: EngineFacts, gpus: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the order for a task's container: the same one for the same task, image and GPUs."""
+        disk = self.disk(task)
+        inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
+        return create_body(
+            request, image, Places(str(disk.root), inputs),
+            {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
+            has_init=facts.has_init,
+        )  # fmt: skip
 
     async def _compare(self, container: str, body: Mapping[str, Any]) -> None:
         """Compare settings and disk with the order, before the start. Raises SettingsDiffer."""
@@ -330,6 +343,53 @@ class DockerBackend:
             f"/containers/{found['Id']}/stop", timeout_s=grace_s + STOP_SPARE_S, t=str(grace_s)
         )
 
+    # Who else has to do with it
+
+    async def watchdog(self, task: bytes, request: ContainerRequest) -> ContainerWatch | None:
+        """Return what looks at a task's container, None if it is gone. Raises EngineUnavailable, EngineError."""
+        found = await self._find(task)
+        if found is None:
+            return None
+        image, order = await self._images.find(request), None
+        gpus = str((found["Config"].get("Labels") or {}).get(LABEL_GPUS, ""))
+        if image is not None:  # its owner may have removed it meanwhile: what runs goes on
+            with suppress(ContainerRefused):
+                chosen = tuple(filter(None, gpus.split(",")))
+                order = self._order(task, request, image, await self._granted(), chosen)
+        began_ns = self._began_ns.get(task, 0)
+        return ContainerWatch(
+            self._engine, str(found["Id"]), int(found["State"].get("Pid") or 0), order, began_ns=began_ns
+        )
+
+    async def kill(self, task: bytes) -> None:
+        """End its processes at once."""
+        found = await self._find(task)
+        if found is None:
+            return
+        try:
+            await self._engine.post(f"/containers/{found['Id']}/kill", signal="SIGKILL")
+        except EngineError as error:
+            if error.status not in (404, 409):  # 409: it does not run any more
+                raise
+
+    async def wipe(self, task: bytes) -> bool:
+        """Remove a killed container, and overwrite its disk and inputs; tell whether all was overwritten."""
+        await self._remove_container(task)
+        is_whole = await trio.to_thread.run_sync(self.disk(task).wipe)
+        self._forget(task)
+        return is_whole
+
+    async def set_share(self, task: bytes, shares: int) -> None:
+        """Give a running container so many shares of the processor, where others want it."""
+        found = await self._find(task)
+        if found is not None and found["State"]["Running"]:
+            self._engine.own_calls.expect(str(found["Id"]), "update")
+            await self._engine.post(f"/containers/{found['Id']}/update", {"CpuShares": shares})
+
+    def _forget(self, task: bytes) -> None:
+        self._why.pop(task, None)
+        self._began_ns.pop(task, None)
+
     # What it leaves
 
     async def collect(self, task: bytes, request: ContainerRequest, packed: str) -> Collected:
@@ -366,7 +426,7 @@ class DockerBackend:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
         await self._remove_container(task)
         await self.clear(task)
-        self._why.pop(task, None)
+        self._forget(task)
 
     async def _remove_container(self, task: bytes) -> None:
         found = await self._find(task)

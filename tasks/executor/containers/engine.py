@@ -15,6 +15,7 @@ import trio
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.log_stream import LogFrames
+from tasks.executor.containers.own_calls import OwnCalls
 
 __all__ = ["API_NEWEST", "API_OLDEST", "Engine", "RegistryLogin", "decode_answer"]
 
@@ -52,6 +53,8 @@ class Engine:
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
+        self.own_calls = OwnCalls()
+        """Calls that the engine will tell of as events: the watchdog knows them by that."""
         self._http: httpx.AsyncClient | None = None
         self._prefix = ""
 
@@ -139,9 +142,35 @@ class Engine:
 
     async def archive(self, container: str, path: str) -> AsyncIterator[bytes]:
         """Yield the tar of a folder of a container."""
-        async with self._open("GET", f"/containers/{container}/archive", params={"path": path}) as answer:
+        self.own_calls.expect(container, "archive-path")
+        try:
+            async with self._open("GET", f"/containers/{container}/archive", params={"path": path}) as answer:
+                async for data in answer.aiter_raw():
+                    yield data
+        except EngineError:
+            self.own_calls.forget(container, "archive-path")
+            raise
+
+    async def events(
+        self, container: str, since_ns: int, *, until_ns: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield what is asked of a container, since a time of the engine; 0: from now on.
+
+        With ``until_ns`` the stream ends there, otherwise with the engine.
+        """
+        params = {"filters": json.dumps({"type": ["container"], "container": [container]})}
+        for name, at_ns in (("since", since_ns), ("until", until_ns)):
+            if at_ns:
+                params[name] = f"{at_ns // 10**9}.{at_ns % 10**9:09d}"
+        timeout_s = math.inf if until_ns is None else CALL_S
+        async with self._open("GET", "/events", params=params, timeout_s=timeout_s) as answer:
+            rest = b""
             async for data in answer.aiter_raw():
-                yield data
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > LINE_BYTES_MAX:
+                    raise EngineError(200, "an event is too long")
+                for line in filter(bytes.strip, lines):
+                    yield decode_answer(line)
 
     async def log(self, container: str, *, follow: bool = False) -> AsyncIterator[bytes]:
         """Yield what a container wrote; with ``follow`` also what it still writes."""

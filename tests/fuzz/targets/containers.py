@@ -15,6 +15,7 @@ from tasks.executor.containers.log_stream import LogFrames
 from tasks.executor.containers.logins import decode_logins
 from tasks.executor.containers.outputs import pack_outputs
 from tasks.executor.containers.settings import image_facts
+from tasks.executor.containers.watchdog_use import read_process_table
 from tasks.kinds.container import ExitKind
 from tasks.ledger.meter_records import ContainerEnd
 from tests.fuzz.targets.base import Target, canonical
@@ -71,6 +72,11 @@ def targets() -> Iterator[tuple[str, Target]]:
         decode_logins, (LOGINS,),
         ("tasks.executor.containers.logins:decode_logins", "tasks.executor.containers.logins:_login"),
         (ContainerRefused,),
+    )  # fmt: skip
+    yield "processes of a card", Target(
+        lambda data: list(read_process_table(data.decode(errors="replace"))),
+        (b"# gpu pid type sm fb command\n# Idx # C/G % MB name\n 0 77 C+G 41 6000 game\n 0 - - - - -\n",),
+        ("tasks.executor.containers.watchdog_use:read_process_table",),
     )  # fmt: skip
     yield "a line of a pull", Target(
         lambda data: PullTotals().take(decode_answer(data)), (PULL,),

@@ -33,6 +33,7 @@ from tasks.ledger import (
     group_transitions,
     metering_transitions,
     serving_transitions,
+    tampering,
     transitions,
     trial_transitions,
 )
@@ -167,6 +168,7 @@ PAYLOADS = (
     payload(trial_transitions.ASK_TRIAL, []),
     payload(serving_transitions.SERVE_WINDOW, [b"t" * 32, 1]),
     payload(metering_transitions.METER_TASK, [b"t" * 32, 600]),
+    payload(tampering.REPORT_TAMPERING, [b"t" * 32, 1]),
     payload(metering_transitions.FINISH_TASK, [b"t" * 32, 605, [1, 3, b"o" * 32, 10_240, b"l" * 32, 77]]),
     payload(checkpoint_transitions.CHECKPOINT_TASK, [b"t" * 32, 600, b"c" * 32, 10_240]),
     payload(checkpoint_transitions.MISS_CHECKPOINT, [b"t" * 32, b"c" * 32]),

@@ -281,6 +281,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             "tasks.ledger.serving_transitions:_decode_serve",
             "tasks.ledger.checkpoint_transitions:_decode_named",
             "tasks.ledger.checkpoint_transitions:_decode_missed",
+            "tasks.ledger.tampering:_decode",
             "tasks.ledger.metering_transitions:_decode_meter", "tasks.ledger.metering_transitions:_decode_finish",
             "tasks.trials:shown_from_value",
             "tasks.ledger.claim_transitions:_decode_input",

@@ -69,6 +69,7 @@ from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.serving_transitions import SERVE_WINDOW
 from tasks.ledger.settlement import delivery_fees
+from tasks.ledger.tampering import REPORT_TAMPERING
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -210,6 +211,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         st.integers(0, 1),
     ),
     MISS_CHECKPOINT: st.builds(lambda task, blob: [task, blob], hashes, hashes),
+    REPORT_TAMPERING: st.builds(lambda task, sign: [task, sign], hashes, st.integers(1, 8)),
     SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
     CREATE_GROUP: st.builds(
         lambda match_ms, members: [encode_spec(spec(match_ms=match_ms)), members, 1],
@@ -526,6 +528,9 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(other, START_TASK, [held, b"m" * 32]) is None
     assert containers.finish(world, other, held, 0) is None
     assert [world.send(machine, SUSPEND_NODE, []) for machine in (hosted, other)] == [None, None]
+    containers.host(world, 79)
+    held, hosted = containers.started(world)
+    assert world.send(hosted, REPORT_TAMPERING, [held, 5]) is None
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

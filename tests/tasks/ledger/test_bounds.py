@@ -17,7 +17,7 @@ from state.primitives.codec import encode
 from state.view import EMPTY, Overlay, Reader, Table
 from state.view.accounts import credit
 from tasks.custody.chunks import BlobCommitment
-from tasks.ledger import carriage, custody_records, parameters, records, registration, registry
+from tasks.ledger import carriage, custody_records, parameters, records, registration, registry, tampering
 from tasks.ledger.jobs import JobSizes
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
@@ -89,6 +89,7 @@ MANY: Final = (1 << 32) - 1
 LIMITS: Final = {
     bytes([Table.NODE]): registry.RECORD_LIMIT_BYTES,
     bytes([Table.NODE_PAST]): registry.RECORD_LIMIT_BYTES,
+    bytes([Table.NODE_TAMPER]): tampering.TAMPER_LIMIT_BYTES,
     bytes([Table.TASK]): records.TASK_LIMIT_BYTES,
     bytes([Table.TASK_INDEX]): records.REPORT_LIMIT_BYTES,
     bytes([Table.WINDOW]): records.WINDOW_LIMIT_BYTES,

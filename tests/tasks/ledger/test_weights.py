@@ -50,6 +50,7 @@ from tasks.ledger import (
     group_transitions,
     metering_transitions,
     serving_transitions,
+    tampering,
     transitions,
     trial_transitions,
 )
@@ -254,6 +255,8 @@ def largest(kind: int) -> list[Value]:
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
         case transitions.OPEN_WINDOW:
             return [task, window, [opening_to_value(opening)] * SAMPLED_MAX]
+        case tampering.REPORT_TAMPERING:
+            return tampering.report_values(task, tampering.TamperSign.DRIFT)
         case metering_transitions.METER_TASK:
             return [task, SECONDS_MAX]
         case metering_transitions.FINISH_TASK:
@@ -326,6 +329,9 @@ def play_containers() -> None:
     assert world.send(other, transitions.ACCEPT_TASK, [task, 0]) is None
     assert containers.miss(world, other, task, b"\2" * 32) is None
     assert world.send(other, transitions.START_TASK, [task, b"m" * 32]) is None
+    containers.host(world, 3)
+    task, worker = containers.started(world)
+    assert world.send(worker, tampering.REPORT_TAMPERING, [task, 1]) is None
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
