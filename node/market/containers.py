@@ -145,7 +145,8 @@ class Containers:
 
     async def _sweep(self) -> None:
         """Remove containers, disks and records of tasks that ask nothing of this machine."""
-        needed = frozenset(self._duties()) | self._at_work
+        reported = frozenset(await trio.to_thread.run_sync(self._guard.waiting))  # these are to be wiped
+        needed = frozenset(self._duties()) | self._at_work | reported
         if removed := await self._backend.sweep(needed):
             _log.info("containers without a task were removed", containers=removed)
         await trio.to_thread.run_sync(self._files.tidy, self._ledger.head().steady_ms, needed)
