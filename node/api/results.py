@@ -12,7 +12,7 @@ from node.api.records import JobRecord
 from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
 from rpc.client.results import Bill, Task, Window
-from rpc.client.tasks import TaskResult
+from rpc.client.tasks import TaskResult, step_of
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.evaluations import Evaluation, evaluations_of
 from tasks.models.adapters import adapter_folder, receipt_of
@@ -68,8 +68,7 @@ def evaluated_in(job: JobRecord, window: Window) -> tuple[Evaluation, ...]:
     proof = window.proof
     if proof.losses is None:
         return ()
-    step = proof.step_to if proof.result_step is None else proof.result_step
-    return evaluations_of(decode_spec(bytes.fromhex(job.spec)), step, proof.losses)
+    return evaluations_of(decode_spec(bytes.fromhex(job.spec)), step_of(window), proof.losses)
 
 
 def metrics_file(points: Sequence[LossPoint], evaluations: Sequence[Evaluation] = ()) -> bytes:

@@ -15,7 +15,7 @@ from node.cli.session import Session, reading_options
 from node.home.files import read_bounded
 from rpc.client.core import hexed
 from rpc.client.results import Window
-from rpc.client.tasks import spec_of
+from rpc.client.tasks import spec_of, step_of
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.decoder import DecoderModel
 from tasks.models.errors import FolderInvalid
@@ -204,8 +204,7 @@ def matching_window(receipt: AnyReceipt | RowReceipt, windows: Iterable[Window])
     """Return the final window that leaves the state of a receipt. Raises FolderInvalid if there is none."""
     for window in windows:
         proof = window.proof
-        step = proof.step_to if proof.result_step is None else proof.result_step
         root = proof.result_root or proof.state_root_out
-        if window.phase == "final" and (step, root) == (receipt.step, receipt.state_root):
+        if window.phase == "final" and (step_of(window), root) == (receipt.step, receipt.state_root):
             return window.number
     raise FolderInvalid("no final window of the task leaves this state", remedy="Fetch the result again")

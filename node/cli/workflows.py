@@ -18,7 +18,7 @@ from node.cli.options import confirm_at_terminal
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options, wallet_options
-from node.cli.tasks.adapters import tuned_of
+from node.cli.tasks.adapters import rows_of, tuned_of
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, say
 from node.cli.tasks.webhook_options import webhook_options
 from node.workflows.notices import Webhook
@@ -82,7 +82,7 @@ def create_all(
     with session.client() as client, store.locked(name):
         chain = client.chain()
         record = _begin(store, job, file, name, key.address, chain.chain_id)
-        all_of_it = Workflow(client, key, store, record, job, session.control(), anyway, say, tuned_of)
+        all_of_it = Workflow(client, key, store, record, job, session.control(), anyway, say, tuned_of, rows_of)
         if all_of_it.is_posted:
             say(f"All tasks of {name} were posted before; --name NEW posts them again.")
         else:

@@ -63,6 +63,7 @@ class Workflow:
     anyway: bool = False
     tell: Callable[[str], None] = lambda _line: None
     tuned_of: Callable[[Client, Request, Path | None], Tuned | None] = lambda _client, _request, _control: None
+    rows_of: Callable[[Client, Request, Path | None], bytes | None] = lambda _client, _request, _control: None
     """Fetches the result of the task that a request names as its adapters."""
     _shares: dict[str, int | None] = field(init=False)
 
@@ -172,6 +173,7 @@ class Workflow:
         request = self.job.request_of(step.members[at], tasks)
         return make_job(
             request, max_price_per_tera_unit=price, tuned=self.tuned_of(self.client, request, self.control),
+            data=self.rows_of(self.client, request, self.control),
             seed=digest(b"workflow-step", bytes.fromhex(self.record.seed) + step.name.encode()),
             match_ms=self.job.terms.match_ms or MATCH_MS_DEFAULT,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import CustodyTerms, TaskQuote
-from rpc.client.tasks import CreatedTask, ask_custody_terms, ask_quote, ask_result, ask_task, put_file
+from rpc.client.tasks import CreatedTask, TaskResult, ask_custody_terms, ask_quote, ask_result, ask_task, put_file
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
 from state.primitives.hashing import HASH_BYTES, keccak
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from rpc.client.making import MadeJob
     from tasks.models.generating import Tuned
     from tasks.requests.reading import Request
+    from tasks.requests.references import TaskRef
     from tasks.spec import JobSpec
 
 __all__ = [
     "JobApi", "JobQuote", "Price", "SignedJob", "at_price", "blobs_of", "fee_of", "judge_job", "make_job",
-    "put_contents",
+    "put_contents", "rows_from",
 ]  # fmt: skip
 
 MATCH_MS: Final = 600_000
@@ -77,7 +78,8 @@ def make_job(
 ) -> MadeJob:  # fmt: skip
     """Return the job of a request, with its blobs; ``data`` is taken instead of the file of that name.
 
-    ``tuned`` is the result of the task that the request names as ``adapter``: what ``result`` gives.
+    ``tuned`` is the result of the task that the request names as ``adapter``: what ``result`` gives. Where it
+    names a task as its data, ``data`` is what ``rows_from`` gives.
 
     It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
@@ -88,8 +90,11 @@ def make_job(
     from tasks.engines.errors import EngineMissing, UnsupportedJob
     from tasks.models.errors import ModelError, RowsInvalid
     from tasks.requests.errors import RequestInvalid
+    from tasks.requests.references import read_ref
     from tasks.spec import decode_spec, encode_spec
 
+    if data is None and read_ref(request.data) is not None:
+        raise RequestInvalid("the result of its task is needed", file=request.file, field="data")
     if data is None:
         data = file_of(request.data, request.file, "data") if request.data else b""
     try:
@@ -112,6 +117,24 @@ def make_job(
     except EngineMissing as error:
         raise RequestInvalid(str(error), code=error.code) from None
     return job
+
+
+def rows_from(request: Request, found: TaskResult) -> bytes:
+    """Return the rows of a request that names a task as its data, of the result of that task.
+
+    Raises RequestInvalid for a task of another kind, and where nothing of it is done; as ``completions``.
+    """
+    from tasks.kinds.embed import KIND_EMBED
+    from tasks.kinds.generate import KIND_GENERATE
+    from tasks.requests.errors import RequestInvalid
+
+    if found.spec.kind != KIND_GENERATE:
+        text = f"a task of kind {found.spec.kind} has no completions; name one that continued prompts"
+        raise RequestInvalid(text, file=request.file, field="data")
+    rows = found.rows(labelled=request.kind != KIND_EMBED)
+    if not rows:
+        raise RequestInvalid("no prompt of that task is done yet", file=request.file, field="data")
+    return rows
 
 
 def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
@@ -462,7 +485,11 @@ def _make_and_post(
     request: Request = yield RunBlocking(partial(_requested, wanted, fields))
     tuned, task = None, getattr(request, "adapter", None)
     if task is not None:
-        tuned = yield from ask_result(core, task, control=control)
+        tuned = yield from ask_result(core, task.task, control=control, step=task.step)
+    source = yield RunBlocking(partial(_source_of, request))
+    if source is not None:
+        found = yield from ask_result(core, source.task, control=control, step=source.step)
+        wanted = wanted._replace(data=(yield RunBlocking(partial(rows_from, request, found))))
     job: MadeJob = yield RunBlocking(partial(_made, wanted, request, tuned))
     if wanted.budget is not None:
         check_amount("budget", wanted.budget)
@@ -500,6 +527,12 @@ def _requested(wanted: _Wanted, fields: Mapping[str, object]) -> Request:
     data = str(wanted.data) if isinstance(wanted.data, str | Path) else "rows.jsonl"
     model = {} if wanted.model is None else {"model": str(wanted.model)}
     return request_of({"kind": wanted.kind, **model, "data": data, **fields})
+
+
+def _source_of(request: Request) -> TaskRef | None:
+    from tasks.requests.references import read_ref
+
+    return read_ref(request.data)
 
 
 def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:

@@ -26,6 +26,7 @@ from tasks.requests.embedding import EmbeddingRequest
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.evaluating import EvaluatingRequest
 from tasks.requests.generating import GeneratingRequest
+from tasks.requests.references import TaskRef
 from tasks.requests.training import BYTES, TrainingRequest
 from tasks.requests.tuning import TuningRequest
 
@@ -50,7 +51,7 @@ class JobTerms(NamedTuple):
 Maker: TypeAlias = Callable[[Any, bytes, Tuned | None, JobTerms], MadeJob]
 
 
-def check_tuned(file: str, adapter: bytes | None, tuned: Tuned | None) -> None:
+def check_tuned(file: str, adapter: TaskRef | None, tuned: Tuned | None) -> None:
     """Check that the result of the task that a request names is there. Raises RequestInvalid."""
     if adapter is not None and tuned is None:
         raise RequestInvalid("the result of its task is needed", file=file, field="adapter")

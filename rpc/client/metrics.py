@@ -13,7 +13,7 @@ from rpc.client.core import Core, Flow, RunBlocking, gather, hexed
 from rpc.client.errors import NoResult, ResultMismatch
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import Machine, Window
-from rpc.client.tasks import Places, ask_task, ask_windows, fetch_blob, spec_of
+from rpc.client.tasks import Places, ask_task, ask_windows, fetch_blob, spec_of, step_of
 
 if TYPE_CHECKING:
     from tasks.evaluations import Evaluation
@@ -79,8 +79,7 @@ def _evaluations(core: Core, task: bytes) -> Flow[tuple[Evaluation, ...]]:
     for window in reversed((yield from gather(ask_windows(core, task)))):
         proof = window.proof
         if window.phase != "void" and proof.losses is not None:
-            step = proof.step_to if proof.result_step is None else proof.result_step
-            return evaluations_of(spec, step, proof.losses)
+            return evaluations_of(spec, step_of(window), proof.losses)
     return ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +72,7 @@ from state.primitives.transactions import decode_transaction
 if TYPE_CHECKING:
     import numpy as np
 
+    from tasks.engines.generating_plan import GeneratingPlan
     from tasks.engines.state import TrainingState
     from tasks.models.row_results import Evaluation
     from tasks.spec import JobSpec
@@ -86,11 +87,14 @@ __all__ = [
     "ask_quote",
     "put_file",
     "spec_of",
+    "step_of",
 ]
 
 FETCH_TIMEOUT_S: Final = 600.0
 PAGE: Final = 100
 """Items of a page; the maximum that a gateway allows."""
+STEPS_SHOWN: Final = 24
+"""Steps of kept states that an error names."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,26 @@ class TaskResult:
         The first end token is the last of a row. Raises NoResult without the prompts or for another kind of job,
         ResultMismatch if they are not the job's.
         """
-        from tasks.engines.errors import DatasetInvalid
         from tasks.engines.generating import completions
+
+        plan, data = self._asked()
+        return completions(plan.shape, data, self.state)
+
+    def rows(self, *, labelled: bool = True) -> bytes:
+        """Return JSON lines with the tokens of each prompt that is done and of its completion, for other jobs.
+
+        With ``labelled`` only completions are trained, or counted. Raises as ``completions``.
+        """
+        from tasks.engines.generating import completions, prompts_in
+        from tasks.models.prompts import continued_rows
+
+        plan, data = self._asked()
+        done = completions(plan.shape, data, self.state)
+        return continued_rows(prompts_in(plan.shape, data), done, labelled=labelled)
+
+    def _asked(self) -> tuple[GeneratingPlan, Mapping[str, bytes]]:
+        """Return the plan of a job that continues prompts, and its prompts. Raises NoResult, ResultMismatch."""
+        from tasks.engines.errors import DatasetInvalid
         from tasks.engines.generating_plan import GeneratingPlan
         from tasks.engines.input_blobs import check_tensors, read_rows
 
@@ -164,7 +186,7 @@ class TaskResult:
             check_tensors(prompts.tensors, prompts.root, self.dataset)
         except DatasetInvalid as error:
             raise ResultMismatch(f"the prompts are not those that the job names: {error}") from None
-        return completions(plan.shape, read_rows(plan.shape, self.dataset), self.state)
+        return plan, read_rows(plan.shape, self.dataset)
 
     def vectors(self) -> np.ndarray:
         """Return the vector of each text that is done, a row of float32 each.
@@ -620,10 +642,12 @@ def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
 
 
 def ask_result(
-    core: Core, task: bytes, *, control: Path | None = None, window: int | None = None,
+    core: Core, task: bytes, *, control: Path | None = None, window: int | None = None, step: int | None = None,
     progress: Progress | None = None, folder: Path | None = None, key: SecretKey | None = None,
 ) -> Flow[TaskResult]:  # fmt: skip
     """Return the trained state after a final window, by default the last one, checked against its proof.
+
+    ``step`` asks for the state after so many steps, which a window must have left.
 
     The node at ``control`` fetches it from the worker, through relays if necessary. Without ``control`` the
     gateway's node does; a partial download in ``folder`` is resumed after an interruption. A private task's is
@@ -634,12 +658,7 @@ def ask_result(
     if record is None:
         raise NoResult(f"no task has the id {hexed(task)}")
     windows = yield from gather(ask_windows(core, task))
-    final = [item for item in windows if item.phase == "final" and window in (None, item.number)]
-    if not final:
-        raise NoResult(
-            "no window of this task is final yet" if window is None else f"window {window} is not final"
-        )
-    found = final[-1]
+    found = _left_by(windows, window, step)
     sources: list[bytes] = []
     if control is not None:
         machines = yield from gather(each(core, Machine, "dekube_getNodes"))
@@ -672,6 +691,33 @@ def ask_result(
         if made is not None:
             made.cleanup()
     return TaskResult(task, found, spec, state, data, dataset)
+
+
+def _left_by(windows: Sequence[Window], number: int | None, step: int | None) -> Window:
+    """Return the final window that is asked for: by its number, by the step that it ends with, or the last one.
+
+    Raises NoResult, which names the steps of which there are states.
+    """
+    final = [item for item in windows if item.phase == "final" and number in (None, item.number)]
+    if not final:
+        raise NoResult(
+            "no window of this task is final yet" if number is None else f"window {number} is not final"
+        )
+    found = {step_of(item): item for item in final}
+    if step is None:
+        return final[-1]
+    if step not in found:
+        shown = list(map(str, found))
+        if len(shown) > STEPS_SHOWN:
+            shown[STEPS_SHOWN - 1 : -1] = ["..."]
+        raise NoResult(f"no state after step {step} is final; there are states after {', '.join(shown)}")
+    return found[step]
+
+
+def step_of(window: Window) -> int:
+    """Return how many steps led to the state that a window leaves."""
+    proof = window.proof
+    return proof.step_to if proof.result_step is None else proof.result_step
 
 
 def _dataset_limit(spec: JobSpec) -> int | None:

@@ -30,7 +30,7 @@ from tasks.programs.running import ResultRunner, Runner, content_of
 from tasks.programs.sampling import Sampling, sampling_computation
 from tasks.programs.tensors import ElementType
 
-__all__ = ["Generator", "completions", "first_state", "prompt_contents"]
+__all__ = ["Generator", "completions", "first_state", "prompt_contents", "prompts_in"]
 
 VALUES_AT_ONCE: Final = 1 << 22
 """Values of the largest tensor of a pass over several places."""
@@ -53,6 +53,12 @@ def prompt_contents(shape: GenerateShape, prompts: list[list[int]]) -> dict[str,
     for row, one in enumerate(prompts):
         table[row, : len(one)] = one
     return {PROMPTS: table.tobytes(), LENGTHS: np.array([len(one) for one in prompts], dtype="<i4").tobytes()}
+
+
+def prompts_in(shape: GenerateShape, data: Mapping[str, bytes]) -> list[list[int]]:
+    """Return the tokens of each prompt, given the tensors of prompts."""
+    table = np.frombuffer(data[PROMPTS], dtype="<i4").reshape(shape.rows, shape.length).tolist()
+    return [row[:length] for row, length in zip(table, _lengths(data).tolist(), strict=True)]
 
 
 def _lengths(data: Mapping[str, bytes]) -> np.ndarray:

@@ -104,6 +104,8 @@ class TuningSettings:
     """Whose adapters the result has: of the ``last`` state, or of the ``best``, by validation loss."""
     patience: int = 0
     """Evaluations in a row without a lower loss that end the job; 0 never ends it early."""
+    save_every: int = 0
+    """Updates between two states that are kept: windows are as long. 0: as ``window_steps`` says."""
 
 
 class TuningJob(NamedTuple):
@@ -200,7 +202,10 @@ def make_tuning(
         model=unnamed.model._replace(blob=name_of(model_blob), root=model_root(plan.shape, contents)),
         dataset=unnamed.dataset._replace(blob=name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
     )
-    schedule = schedule_of(plan, total, settings.segment_steps, settings.window_steps)
+    kept = 0
+    if settings.save_every and not (kept := plan.loop.steps_between(settings.save_every)):
+        raise UnsupportedJob(_uneven(plan.loop, settings.save_every))
+    schedule = schedule_of(plan, total, settings.segment_steps, settings.window_steps, kept)
     spec = JobSpec(
         KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan), schedule,
         max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
@@ -254,6 +259,17 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
     )  # fmt: skip
 
 
+def _uneven(loop: Loop, save_every: int) -> str:
+    """Return why states cannot be kept every so many updates, and every how many they can."""
+    least = next(
+        (updates for updates in range(1, loop.updates + 1) if loop.steps_between(updates)), loop.epoch_updates
+    )
+    return (
+        f"save_every is {save_every}: between kept states there are as many batches each time, and "
+        f"{'evaluations' if loop.evaluate_every else 'epochs'} end in between; a multiple of {least} expected"
+    )
+
+
 def base_model(shape: LlamaShape, blob: bytes, root: bytes) -> BaseModel:
     """Return what a specification says of a frozen model."""
     return BaseModel(
@@ -263,19 +279,26 @@ def base_model(shape: LlamaShape, blob: bytes, root: bytes) -> BaseModel:
     )  # fmt: skip
 
 
-def schedule_of(plan: JobPlan, total: int, segment_steps: int, window_steps: int = 0) -> Schedule:
+def schedule_of(
+    plan: JobPlan, total: int, segment_steps: int, window_steps: int = 0, kept_steps: int = 0
+) -> Schedule:
     """Return segments that a verifier can re-run, and windows whose states a worker can keep.
 
+    Windows have ``kept_steps`` steps, if that is not 0: the state after each is kept.
     Raises UnsupportedJob for a window that is no whole number of segments, or has too many states.
     """
     step_ms = -(-plan.step_units // STEP_UNITS_PER_MS)
     wanted = min(max(1, SEGMENT_MS_MAX // step_ms), -(-total // SEGMENTS_WANTED))
     even = (steps for steps in range(wanted, 0, -1) if not total % steps and total // steps <= SEGMENTS_MAX)
+    if kept_steps:
+        window_steps = min(kept_steps, total)
+        even = (steps for steps in range(wanted, 0, -1) if not window_steps % steps)
     segment = min(total, segment_steps or next(even, wanted))
     states = max(1, WINDOW_STATES_BYTES_MAX // plan.state_limit_bytes - 1)
     most = segment * min(SEGMENTS_MAX, states, total // segment)
     if window_steps % segment or window_steps > most:
-        raise UnsupportedJob(f"window_steps is {window_steps}: a multiple of {segment} up to {most} expected")
+        name = "save_every, in batches," if kept_steps else "window_steps"
+        raise UnsupportedJob(f"{name} is {window_steps}: a multiple of {segment} up to {most} expected")
     return Schedule(total, segment, window_steps or most)
 
 

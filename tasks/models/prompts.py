@@ -10,9 +10,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks.models.errors import RowsInvalid
-from tasks.models.rows import ASSISTANT, Tokens, objects_of, open_turn, text_of, tokens_of, turns_of
+from tasks.models.rows import (
+    ASSISTANT,
+    UNTRAINED_LABEL,
+    Tokens,
+    objects_of,
+    open_turn,
+    text_of,
+    tokens_of,
+    turns_of,
+)
 
-__all__ = ["Prompt", "completion_lines", "prompts_of"]
+__all__ = ["Prompt", "completion_lines", "continued_rows", "prompts_of"]
 
 
 class Prompt(NamedTuple):
@@ -53,6 +62,20 @@ def _tokens(number: int, fields: Mapping[str, Any], tokens: Tokens, vocabulary: 
         case names:
             what = ", ".join(names)[:80] or "none"
             raise RowsInvalid(f"fields {what}; one of prompt, messages and input_ids expected", number)
+
+
+def continued_rows(prompts: Sequence[Sequence[int]], found: Sequence[Sequence[int]], *, labelled: bool) -> bytes:
+    """Return a JSON line for each prompt that was continued: rows of tokens, for other jobs.
+
+    With ``labelled`` only the tokens that were made are trained, or counted.
+    """
+    lines = list[str]()
+    for prompt, made in zip(prompts, found, strict=False):
+        line = {"input_ids": [*prompt, *made]}
+        if labelled:
+            line["labels"] = [*[UNTRAINED_LABEL] * len(prompt), *made]
+        lines.append(json.dumps(line) + "\n")
+    return "".join(lines).encode()
 
 
 def completion_lines(

@@ -132,6 +132,18 @@ class Loop(NamedTuple):
         moment = self.at(steps - 1)
         return moment.update + int(moment.ends or moment.evaluation >= 0)
 
+    def steps_between(self, updates: int) -> int:
+        """Return how many steps each ``updates`` updates take, with the evaluations after them.
+
+        0 where they do not take as many each time: epochs or evaluations end in between.
+        """
+        is_even = self.epoch_steps % self.accumulate == 0 or updates % self.epoch_updates == 0
+        if not is_even or (self.evaluate_every and updates % self.evaluate_every):
+            return 0
+        return self.trained(updates) + (updates // self.evaluate_every if self.evaluate_every else 0) * (
+            self.evaluation_steps
+        )
+
     def at(self, step: int) -> Moment:
         """Return what a step does, from 0. A step after the last one does what the last one does."""
         return _moment(self, step)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
-from tasks.requests.fields import JobFields, Place
+from tasks.requests.fields import BY_TASK, JobFields, Place
 
 __all__ = [
     "MATRIX",
@@ -34,10 +34,11 @@ NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{NAME_LENGTH_MAX - 1}}}"
 """Names of steps, and of workflows."""
 BY_STEP: Final = "job:"
 """A value ``job:NAME`` stands for what the step of that name makes."""
-BY_TASK: Final = "task:"
-_REFERENCES: Final = ("adapter", "model")
+_REFERENCES: Final = ("adapter", "model", "data")
 """Fields that may name a step."""
 _UNVARIED: Final = ("kind", "adapter")
+AT: Final = "@"
+"""Between a task or a job, and the step of an earlier state of it."""
 _NO_TASK: Final = BY_TASK + "0x" + "00" * 32
 Varied = tuple[tuple[str, Any], ...]
 """Fields of an array with their values for one task."""
@@ -106,13 +107,16 @@ def _member(
     values: Mapping[str, Any], varied: Varied, file: str, lines: Mapping[Place, int], place: Place
 ) -> Member:  # fmt: skip
     def fields(tasks: Mapping[str, str]) -> JobFields:
-        named = {
-            name: tasks.get(value.removeprefix(BY_STEP), _NO_TASK) if _is_step(value) else value
-            for name, value in values.items()
-        }
+        named = {name: _task_of(value, tasks) if _is_step(value) else value for name, value in values.items()}
         return JobFields(named, file=file, lines=lines, place=place)
 
     return Member(varied, fields)
+
+
+def _task_of(value: str, tasks: Mapping[str, str]) -> str:
+    """Return the result of a step, as a field names that of a task."""
+    name, at, number = value.removeprefix(BY_STEP).partition(AT)
+    return tasks.get(name, _NO_TASK) + at + number
 
 
 def _is_step(value: Any) -> bool:
@@ -128,7 +132,7 @@ def steps_named(fields: JobFields, values: Mapping[str, Any], earlier: Mapping[s
     for name, value in values.items():
         if not _is_step(value):
             continue
-        step = value.removeprefix(BY_STEP)
+        step = value.removeprefix(BY_STEP).partition(AT)[0]
         if name not in _REFERENCES:
             raise fields.wrong(name, f"{name}: only {', '.join(_REFERENCES)} can be what a job makes")
         if step not in earlier:

@@ -8,6 +8,7 @@ from tasks.kinds.embed import KIND_EMBED
 from tasks.models.embedding import LONG_TEXTS, EmbeddingSettings
 from tasks.programs.embed import POOLINGS
 from tasks.requests.fields import JobFields
+from tasks.requests.references import path_or_task
 
 __all__ = ["EmbeddingRequest", "embedding_of"]
 
@@ -46,4 +47,4 @@ def embedding_of(fields: JobFields) -> EmbeddingRequest:
         pooling="" if pooling == _AUTO else pooling, normalise=normalise, segment_steps=segment_steps,
         window_steps=window_steps,
     )  # fmt: skip
-    return EmbeddingRequest(fields.file, fields.path("model"), fields.path("data"), settings)
+    return EmbeddingRequest(fields.file, fields.path("model"), path_or_task(fields, "data"), settings)

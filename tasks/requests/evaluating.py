@@ -9,6 +9,7 @@ from tasks.models.evaluating import EvaluatingSettings
 from tasks.models.rows import LONG_ROWS
 from tasks.requests.fields import JobFields
 from tasks.requests.generating import adapter_of
+from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["EvaluatingRequest", "evaluating_of"]
 
@@ -26,7 +27,7 @@ class EvaluatingRequest(NamedTuple):
     model: str
     data: str
     settings: EvaluatingSettings
-    adapter: bytes | None = None
+    adapter: TaskRef | None = None
 
     @property
     def kind(self) -> str:
@@ -45,5 +46,5 @@ def evaluating_of(fields: JobFields) -> EvaluatingRequest:
         batch=batch, max_length=max_length, long_rows=fields.choice("long_rows", LONG_ROWS, usual.long_rows),
         segment_steps=segment_steps, window_steps=window_steps,
     )  # fmt: skip
-    model, data = fields.path("model"), fields.path("data")
+    model, data = fields.path("model"), path_or_task(fields, "data")
     return EvaluatingRequest(fields.file, model, data, settings, adapter_of(fields))

@@ -10,10 +10,11 @@ from typing import Any, Final
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 
-__all__ = ["JobFields", "Place"]
+__all__ = ["BY_TASK", "JobFields", "Place"]
 
 _INTEGER_MAX: Final = 1 << 31
-_BY_TASK: Final = "task:"
+BY_TASK: Final = "task:"
+"""A value that begins so names the result of a task."""
 Place = tuple[str | int, ...]
 """Names of fields and numbers of items, from the outermost to the innermost one."""
 
@@ -91,7 +92,7 @@ class JobFields:
 
     def path(self, name: str) -> str:
         """Return a path; a relative one starts at the folder of the file."""
-        if self.text(name).startswith(_BY_TASK):
+        if self.text(name).startswith(BY_TASK):
             raise self.wrong(name, f"{name}: a file expected; the result of a task cannot be one here")
         return posixpath.join(posixpath.dirname(self._file), self.text(name))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
 from tasks.kinds.generate import KIND_GENERATE
@@ -11,13 +10,12 @@ from tasks.programs.operators.decoding import ENDS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import DIMENSION_MAX
-from tasks.requests.fields import JobFields
+from tasks.requests.fields import BY_TASK, JobFields
+from tasks.requests.references import TaskRef, ref_of
 from tasks.requests.training import BYTES
 
 __all__ = ["GeneratingRequest", "adapter_of", "generating_of"]
 
-_TASK: Final = re.compile("task:(0x)?(?P<task>[0-9a-f]{64})")
-_BY_TASK: Final = "task:"
 _NONE: Final = "none"
 _SAMPLING: Final = ("temperature", "top_p", "top_k")
 _FIELDS: Final = (
@@ -45,7 +43,7 @@ class GeneratingRequest(NamedTuple):
     model: str
     data: str
     settings: GeneratingSettings
-    adapter: bytes | None = None
+    adapter: TaskRef | None = None
     tokenizer: str = ""
 
     @property
@@ -66,36 +64,29 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         sampling=_sampling(fields),
     )
     data = fields.path("data")
-    if fields.text("model").startswith(_BY_TASK):
+    if fields.text("model").startswith(BY_TASK):
         return GeneratingRequest(fields.file, "", data, settings, _trained(fields), _tokenizer(fields))
     if fields.has("tokenizer"):
         raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
     return GeneratingRequest(fields.file, fields.path("model"), data, settings, adapter_of(fields))
 
 
-def adapter_of(fields: JobFields) -> bytes | None:
-    """Return the ID of the task that tuned the model, None without one. Raises RequestInvalid."""
+def adapter_of(fields: JobFields) -> TaskRef | None:
+    """Return the result of the task that tuned the model, None without one. Raises RequestInvalid."""
     if fields.text("adapter", _NONE) == _NONE:
         return None
-    return _task_of(fields, "adapter", "that fine-tuned this model")
+    return ref_of(fields, "adapter", "that fine-tuned this model")
 
 
-def _trained(fields: JobFields) -> bytes:
-    """Return the ID of the task that trained the model from scratch. Raises RequestInvalid."""
+def _trained(fields: JobFields) -> TaskRef:
+    """Return the result of the task that trained the model from scratch. Raises RequestInvalid."""
     if fields.has("adapter"):
         raise fields.wrong("adapter", "adapter: a model that a task has trained is asked without adapters")
-    return _task_of(fields, "model", "that trained a language model")
+    return ref_of(fields, "model", "that trained a language model")
 
 
 def _tokenizer(fields: JobFields) -> str:
     return fields.path("tokenizer") if fields.text("tokenizer", BYTES) != BYTES else ""
-
-
-def _task_of(fields: JobFields, name: str, what: str) -> bytes:
-    found = _TASK.fullmatch(fields.text(name))
-    if found is None:
-        raise fields.wrong(name, f"{name}: task: and the ID of a task {what} expected")
-    return bytes.fromhex(found["task"])
 
 
 def _sampling(fields: JobFields) -> Sampling | None:

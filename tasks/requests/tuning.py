@@ -10,12 +10,13 @@ from tasks.models.rows import LONG_ROWS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
+from tasks.requests.references import path_or_task
 
 __all__ = ["TuningRequest", "tuning_of"]
 
 _WHOLE: Final = (
     "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps", "accumulate",
-    "evaluate_every", "patience",
+    "evaluate_every", "patience", "save_every",
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
 _TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation")
@@ -55,6 +56,8 @@ def tuning_of(fields: JobFields) -> TuningRequest:
     fields.expect((*_TEXTS, *_WHOLE, *_FRACTIONS), "lora", _LORA)
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
+    if fields.both("save_every", "window_steps"):
+        raise fields.wrong("save_every", "save_every and window_steps: give one; windows end at kept states")
     share, path = _validation(fields)
     if not share and not path:
         for name in ("evaluate_every", "patience", "keep"):
@@ -82,8 +85,9 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         # After evaluations in vain the last state is not the one that is wanted.
         keep=fields.choice("keep", KEPT, "best" if fields.has("patience") else usual.keep),
         patience=fields.whole("patience", usual.patience),
+        save_every=fields.whole("save_every", usual.save_every),
     )
-    return TuningRequest(fields.file, fields.path("model"), fields.path("data"), settings, path)
+    return TuningRequest(fields.file, fields.path("model"), path_or_task(fields, "data"), settings, path)
 
 
 def _validation(fields: JobFields) -> tuple[int, str]:

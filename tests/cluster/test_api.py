@@ -185,6 +185,10 @@ def the_folder_and_the_receipt_prove_the_job(client: openai.OpenAI, job: Any, ne
     home = net.root / "validator-0"
     checked = run_here("verify", folder / "adapters", "--home", home)
     receipt = json.loads(contents["receipt.json"])
+    kept = ("task", "result", receipt["task"], "--base", "tiny", "--home", home)
+    run_here(*kept, "--out", folder / "kept", "--step", STEPS)
+    for file in (folder / "adapters").iterdir():
+        assert (folder / "kept" / file.name).read_bytes() == file.read_bytes()
     assert (checked["proved"], checked["step"], checked["task"]) == (True, STEPS, receipt["task"])
     mine = run_here("task", "list", "--mine", "--all", "--home", home)["items"]
     assert [item["id"] for item in mine].count(receipt["task"]) == 1 and len(mine) <= 3  # and the cancelled ones

@@ -19,7 +19,7 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import confirm_at_terminal
 from node.cli.output import json_option, show_amount, show_fields
 from node.cli.session import Session, session_options
-from node.cli.tasks.adapters import tuned_of
+from node.cli.tasks.adapters import rows_of, tuned_of
 from node.cli.tasks.custody import own_record
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out
@@ -155,7 +155,7 @@ def _made_again(session: Session, client: Client, spec: JobSpec, file: Path) -> 
     for request in (found.request_of(member) for step in found.steps for member in step.members):
         made = make_job(
             request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms,
-            tuned=tuned_of(client, request, session.control()),
+            data=rows_of(client, request, session.control()), tuned=tuned_of(client, request, session.control()),
         )  # fmt: skip
         same = made.spec.dataset._replace(blob=spec.dataset.blob)
         if made.spec.changed(dataset=same) == spec:  # a private job names the encrypted rows

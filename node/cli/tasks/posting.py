@@ -21,7 +21,7 @@ from node.cli.option_conflicts import not_with, only_with, refuse_given
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_span
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
-from node.cli.tasks.adapters import tuned_of
+from node.cli.tasks.adapters import rows_of, tuned_of
 from node.cli.tasks.group import (
     MEMBERS_MAX,
     check_seats,
@@ -202,7 +202,7 @@ def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, 
     match_ms = recipe.match_s * 1000 if recipe.match_s is not None else terms.match_ms
     made = make_job(
         request, seed=_seed(recipe.seed or terms.seed), max_price_per_tera_unit=price or MAX_PRICE_DEFAULT,
-        match_ms=match_ms or MATCH_S_DEFAULT * 1000, tuned=tuned,
+        match_ms=match_ms or MATCH_S_DEFAULT * 1000, tuned=tuned, data=rows_of(client, request, session.control()),
     )  # fmt: skip
     for note in made.notes:
         say(f"Note: {note}.")

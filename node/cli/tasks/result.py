@@ -53,11 +53,12 @@ COMPLETIONS: Final = ".jsonl"
 @click.option(
     "--window", type=WholeNumber(0), help="Fetch the state after this window. Default: the last final window."
 )
+@click.option("--step", type=WholeNumber(1), help="Fetch the state after this step, where a window has ended.")
 @overwrite_option
 @json_option
 def result(
     session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, stops: tuple[str, ...],
-    window: int | None, yes: bool, as_json: bool,
+    window: int | None, step: int | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fetch the result and verify its proof; a classifier is also tested.
 
@@ -80,10 +81,13 @@ def result(
     Examples:
       dekube task result 0x1234... --out model.npz
       dekube task result 0x1234... --out my-adapters --base HuggingFaceTB/SmolLM2-135M
+      dekube task result 0x1234... --out at-200 --base HuggingFaceTB/SmolLM2-135M --step 200
       dekube task result 0x1234... --out my-model
       dekube task result 0x1234... --out completions.jsonl --model models/tiny
       dekube task result 0x1234... --out my-vectors
     """
+    if window is not None and step is not None:
+        raise click.UsageError("--window and --step: give one of them")
     if stops and (model is None or "" in stops):
         raise click.UsageError("--stop ends texts, which are written with --model; an empty one ends nothing")
     is_folder = bool(base) or (out is not None and not out.suffix)
@@ -120,6 +124,7 @@ def result(
                 task_id,
                 control=session.control(),
                 window=window,
+                step=step,
                 progress=show_progress("Fetching"),
                 folder=download_folder(),
                 key=key,

@@ -14,7 +14,7 @@ from node.cli.tasks.result import _completions, _decoder, _told_completions
 from node.cli.tasks.told import told_generating
 from node.cli.tasks.views import _job
 from rpc.client import NoResult, ResultMismatch
-from rpc.client.jobs import blobs_of, make_job
+from rpc.client.jobs import blobs_of, make_job, rows_from
 from rpc.client.tasks import TaskResult
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError
@@ -34,6 +34,8 @@ from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.generating import GeneratingRequest
+from tasks.requests.reading import request_of
+from tasks.requests.references import TaskRef
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.programs.engines import engine
@@ -142,7 +144,7 @@ class Left(NamedTuple):
 def test_a_tuned_model_is_asked_with_the_state_that_its_task_has_left(folder: Path) -> None:
     (folder / "ask.yaml").write_text(FILE + f'adapter: "task:0x{"ab" * 32}"\n')
     request = read_job(folder / "ask.yaml").request
-    assert isinstance(request, GeneratingRequest) and request.adapter == b"\xab" * 32
+    assert isinstance(request, GeneratingRequest) and request.adapter == TaskRef(b"\xab" * 32)
     terms: dict[str, Any] = {"seed": b"s" * 32, "max_price_per_tera_unit": 10**15, "match_ms": 60_000}
     with pytest.raises(RequestInvalid, match="result of its task"):
         make_job(request, **terms)
@@ -204,6 +206,32 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
         lacking.completions()
     with pytest.raises(ResultMismatch, match="root"):
         result_after(job, 16, dataset=bytes(len(job.rows))).completions()
+
+
+def test_completions_are_rows_of_a_job_that_trains_on_them_alone(folder: Path) -> None:
+    """Of a task that has done two of four prompts; nothing is tokenised again."""
+    asked = made(folder)
+    half = result_after(asked, 11, dataset=asked.rows)
+    done = half.completions()
+    fields = {"kind": "finetune", "model": str(folder / "model"), "data": f"task:0x{'ab' * 32}@11", "steps": 2}
+    request = request_of(fields)
+    terms: dict[str, Any] = {"seed": b"s" * 32, "max_price_per_tera_unit": 10**15}
+    with pytest.raises(RequestInvalid, match="the result of its task is needed"):
+        make_job(request, **terms)
+    job = make_job(request, data=rows_from(request, half), **terms)
+    rows = lines(rows_from(request, half))
+    assert rows == [
+        {"input_ids": [*prompt, *made_tokens], "labels": [*[-100] * len(prompt), *made_tokens]}
+        for prompt, made_tokens in zip(PROMPTS, done, strict=False)
+    ]
+    part: Any = job.spec.part
+    assert (part.dataset.rows, part.dataset.slots) == (2, max(map(len, done)))
+    embedded = request_of({"kind": "embed", "model": str(folder / "model"), "data": f"task:0x{'ab' * 32}"})
+    assert lines(rows_from(embedded, half)) == [{"input_ids": row["input_ids"]} for row in rows]
+    with pytest.raises(RequestInvalid, match="no prompt of that task is done yet"):
+        rows_from(request, result_after(asked, 3, dataset=asked.rows))
+    with pytest.raises(RequestInvalid, match="a task of kind finetune has no completions"):
+        rows_from(request, replace(half, spec=job.spec))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from state.primitives.errors import ConfigError
 from tasks.kinds.container import KIND_CONTAINER
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import KINDS, kind_of, read_file, request_of_member
+from tasks.requests.references import TaskRef
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.tuned import TINY
 
@@ -40,7 +41,7 @@ def test_the_sweep_is_an_array_of_twelve_and_the_steps_are_two_jobs() -> None:
     steps = read_file(template("steps"), "f")
     assert [(step.name, step.after) for step in steps.steps] == [("tune", ()), ("ask", ("tune",))]
     asked = steps.request_of(steps.steps[1].members[0], {"tune": "task:0x" + "ab" * 32})
-    assert getattr(asked, "adapter", None) == b"\xab" * 32
+    assert getattr(asked, "adapter", None) == TaskRef(b"\xab" * 32)
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

@@ -16,6 +16,7 @@ from tasks.ledger.screening import check_start
 from tasks.models.training import PRESETS
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import kind_of, read_file
+from tasks.requests.references import TaskRef
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import write_folder
 from tests.tasks.trained import TINY as TRAINED
@@ -129,7 +130,7 @@ def test_a_job_asks_the_model_of_a_task(folder: Path) -> None:
     (folder / "ask.yaml").write_text(ASK.format(task="ab" * 32))
     (folder / "prompts.jsonl").write_text('{"prompt": "abc"}\n')
     request = read_job(folder / "ask.yaml").request
-    assert (request.model, getattr(request, "adapter", None)) == ("", b"\xab" * 32)
+    assert (request.model, getattr(request, "adapter", None)) == ("", TaskRef(b"\xab" * 32))
     terms: dict[str, Any] = {"seed": b"s" * 32, "max_price_per_tera_unit": 1}
     job: Any = make_job(request, tuned=left, **terms)
     assert decode_spec(encode_spec(job.spec)) == job.spec
@@ -161,7 +162,7 @@ def test_steps_train_a_model_and_ask_it(folder: Path) -> None:
     found = read_file(text, str(folder / "steps.yaml"))
     assert [(step.name, step.after) for step in found.steps] == [("learn", ()), ("ask", ("learn",))]
     asked = found.request_of(found.steps[1].members[0], {"learn": "task:0x" + "ab" * 32})
-    assert (asked.model, getattr(asked, "adapter", None)) == ("", b"\xab" * 32)
+    assert (asked.model, getattr(asked, "adapter", None)) == ("", TaskRef(b"\xab" * 32))
     with pytest.raises(RequestInvalid, match="no job 'learned' before this one"):
         read_file(text.replace("job:learn", "job:learned"), "steps.yaml")
 

@@ -102,6 +102,24 @@ def test_a_job_with_patience_keeps_the_best_adapters_if_nothing_else_is_asked_fo
     assert looped(folder, "validation: 0.3", "patience: 2", "keep: last").spec.part.loop == (1, 3, 0, 2)
 
 
+def test_states_are_kept_every_so_many_updates(folder: Path) -> None:
+    """A window ends at each: two updates of two batches, or with the evaluation after them."""
+    assert looped(folder, "save_every: 2").spec.schedule == Schedule(6, 1, 2)
+    assert looped(folder, "accumulate: 2", "save_every: 2").spec.schedule.window_steps == 4
+    schedule = looped(folder, "validation: 0.3", "evaluate_every: 1", "save_every: 2").spec.schedule
+    assert schedule == Schedule(6 + 6, 1, 4)
+    assert looped(folder, "save_every: 100").spec.schedule == Schedule(6, 1, 6)
+    for lines, why in (
+        (("accumulate: 3", "save_every: 1"), "epochs end in between; a multiple of 2 expected"),
+        (("validation: 0.3", "evaluate_every: 2", "save_every: 3"), "evaluations end in between; a multiple of 2"),
+        (("segment_steps: 4", "save_every: 2"), "save_every, in batches, is 2: a multiple of 4"),
+        (("window_steps: 2", "save_every: 2"), "save_every and window_steps: give one"),
+        (("save_every: 0.5",), "save_every: a whole number of 1 or more"),
+    ):  # fmt: skip
+        with pytest.raises(RequestInvalid, match=why):
+            looped(folder, *lines)
+
+
 def test_rows_for_validation_do_not_depend_on_the_seed_and_nothing_is_lost(folder: Path) -> None:
     def firsts(seed: bytes) -> list[int]:
         job = make_job(

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.client import JobRefused
+from rpc.client import JobRefused, NoResult
 from rpc.client.jobs import FEE_MARGIN, Price, _made, _price_within, _requested, _Wanted, make_job
+from rpc.client.tasks import _left_by
 from state.primitives.amounts import DECIMALS
 from tasks.kinds.generate import GeneratePart
 from tasks.ledger.custody_transitions import ASK_CUSTODY
@@ -21,7 +22,7 @@ from tasks.ledger.transitions import CREATE_TASK
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
 from tasks.spec import PRICE_MAX, DecoderPart, JobSpec, decode_spec
-from tests.rpc.client.answers import at
+from tests.rpc.client.answers import at, window
 from tests.rpc.client.test_core import Pool
 from tests.rpc.client.world import World
 from tests.tasks.executor.helpers import make_spec
@@ -137,3 +138,19 @@ def test_training_from_scratch_is_asked_for_with_rows_and_no_model() -> None:
     with pytest.raises(RequestInvalid) as caught:
         _made(wanted._replace(data=[{"prompt": "A text."}]), request, None)
     assert (caught.value.code, caught.value.line, caught.value.field) == ("rows_invalid", 1, "data")
+
+
+def test_a_state_is_found_by_its_step_and_an_error_names_those_that_there_are() -> None:
+    windows = [window(0, "final"), window(1, "final"), window(2, "void"), window(3, "accepted")]
+    assert [_left_by(windows, None, step).number for step in (25, 50, None)] == [0, 1, 1]
+    assert _left_by(windows, 0, None).number == 0
+    for step in (1, 75, 100):
+        with pytest.raises(NoResult, match=f"after step {step} is final; there are states after 25, 50"):
+            _left_by(windows, None, step)
+    many = [window(number, "final") for number in range(100)]
+    with pytest.raises(NoResult, match=r"25, 50, .*, 575, \.\.\., 2500$"):
+        _left_by(many, None, 7)
+    with pytest.raises(NoResult, match="window 3 is not final"):
+        _left_by(windows, 3, None)
+    with pytest.raises(NoResult, match="no window of this task is final yet"):
+        _left_by(windows[2:], None, 25)

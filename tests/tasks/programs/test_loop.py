@@ -138,3 +138,19 @@ def test_a_job_ends_as_a_plain_trainer_stops(loop: Loop, losses: list[float], pa
     for steps in range(loop.steps + 1):
         assert loop.ended_by(steps, losses, patience) == (ended if ended and ended <= steps else 0)
         assert loop.ended_by(steps, losses, 0) == 0
+
+
+@settings(max_examples=150)
+@given(loops(), st.integers(1, 12))
+def test_states_that_are_as_far_apart_are_those_of_updates(loop: Loop, every: int) -> None:
+    """Where it is 0, some of them are not as far apart as the others, or an evaluation is under way."""
+    done, ends, updates = list(plain(loop._replace(updates=30))), dict[int, int](), 0
+    for step, moment in enumerate(done, 1):
+        updates += moment.ends and moment.evaluation < 0
+        ends[updates] = step  # the last one of an update is that of its evaluation
+    between = [ends[n * every] - ends.get((n - 1) * every, 0) for n in range(1, (updates - 1) // every + 1)]
+    found = loop.steps_between(every)
+    if found:
+        assert set(between) <= {found}
+    elif loop.evaluate_every == 0 and len(between) > 2 * loop.epoch_updates:
+        assert len(set(between)) > 1

@@ -91,9 +91,9 @@ def test_what_is_wrong_in_a_matrix_has_its_line(was: str, now: str, why: str, li
         ("  ask:", "  a b:", "the name of a job has letters", 8),
         (
             "    model: m\n    data: p.jsonl",
-            "    model: m\n    data: job:tune",
-            "only adapter, model can be what a job",
-            11,
+            "    model: m\n    data: p.jsonl\n    new_tokens: job:tune",
+            "only adapter, model, data can be what a job",
+            12,
         ),
         ("    data: p.jsonl", "    data: p.jsonl\n    adapter: job:later", "adapter: no job 'later' before", 12),
         ("    data: p.jsonl", "    dat: p.jsonl", "dat is not a known field; did you mean data?", 11),

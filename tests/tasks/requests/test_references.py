@@ -1,0 +1,70 @@
+"""Results of tasks in job files: ``task:ID@STEP`` as adapters, models and data."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import read_file, request_of
+from tasks.requests.references import TaskRef, read_ref
+
+TASK = b"\xab" * 32
+NAME = "task:0x" + TASK.hex()
+STEPS = """
+jobs:
+  tune: {kind: finetune, model: m, data: t.jsonl, save_every: 10}
+  ask: {kind: generate, model: m, data: p.jsonl, adapter: "job:tune@20"}
+  again: {kind: finetune, model: m, data: "job:ask"}
+"""
+
+
+@given(st.binary(min_size=32, max_size=32), st.none() | st.integers(1, 10**16 - 1))
+def test_a_reference_is_read_as_it_is_written(task: bytes, step: int | None) -> None:
+    ref = TaskRef(task, step)
+    assert read_ref(str(ref)) == ref
+    assert read_ref(str(ref).replace("0x", "")) == ref
+
+
+@given(st.text(max_size=90) | st.sampled_from((
+    NAME + "@", NAME + "@0", NAME + "@01", NAME + "@-1", NAME + "@1@2", NAME + " ", NAME[:-1], NAME + "a",
+    NAME.upper(), "task:", "job:" + NAME, NAME + "@" + "9" * 17, NAME + "@\u0661",
+)))  # fmt: skip
+def test_other_texts_are_no_references(text: str) -> None:
+    assert read_ref(text) is None
+
+
+@pytest.mark.parametrize("kind", ["finetune", "evaluate", "embed"])
+def test_rows_of_a_task_are_data_and_keep_their_name(kind: str) -> None:
+    found = request_of({"kind": kind, "model": "m", "data": NAME + "@12"})
+    assert read_ref(found.data) == TaskRef(TASK, 12)
+    with pytest.raises(RequestInvalid, match="data: task: and the ID of a task that continued prompts") as caught:
+        request_of({"kind": kind, "model": "m", "data": "task:mine"})
+    assert caught.value.field == "data"
+
+
+def test_an_earlier_state_is_named_by_its_step() -> None:
+    asked = request_of({"kind": "generate", "model": "m", "data": "p", "adapter": NAME + "@8"})
+    tested = request_of({"kind": "evaluate", "model": "m", "data": "p", "adapter": NAME + "@8"})
+    trained = request_of({"kind": "generate", "model": NAME + "@8", "data": "p"})
+    refs = [getattr(one, "adapter", None) for one in (asked, tested, trained)]
+    assert refs == [TaskRef(TASK, 8)] * 3
+    with pytest.raises(RequestInvalid, match="adapter: task: and the ID"):
+        request_of({"kind": "generate", "model": "m", "data": "p", "adapter": NAME + "@0"})
+
+
+def test_a_job_may_use_an_earlier_state_or_the_completions_of_a_job_before_it() -> None:
+    found = read_file(STEPS, "f")
+    assert [(step.name, step.after) for step in found.steps] == [
+        ("tune", ()), ("ask", ("tune",)), ("again", ("ask",)),
+    ]  # fmt: skip
+    tasks = {"tune": NAME, "ask": "task:0x" + "cd" * 32}
+    asked = found.request_of(found.steps[1].members[0], tasks)
+    again = found.request_of(found.steps[2].members[0], tasks)
+    assert getattr(asked, "adapter", None) == TaskRef(TASK, 20)
+    assert read_ref(again.data) == TaskRef(b"\xcd" * 32)
+    with pytest.raises(RequestInvalid, match="adapter: no job 'tun' before this one"):
+        read_file(STEPS.replace("job:tune@20", "job:tun@20"), "f")
+    with pytest.raises(RequestInvalid, match="adapter: task: and the ID"):
+        read_file(STEPS.replace("job:tune@20", "job:tune@x"), "f")
