@@ -498,9 +498,9 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
     """Return the job of a container. Raises DecodeError."""
     spec = _spec_of(found, kind)
     part, (seconds, segment_s, tick_s) = container_of(spec), spec.schedule
-    if (spec.level, spec.profile, *part.names) != (LEVEL_METERED, PROFILE_METERED_1, *kind.names):
+    if (spec.level, spec.profile) != (LEVEL_METERED, PROFILE_METERED_1) or part.metering.name not in kind.names:
         raise DecodeError(
-            f"only {spec.kind}, level {LEVEL_METERED}, {PROFILE_METERED_1}, {', '.join(kind.names)} can be run"
+            f"only {spec.kind}, level {LEVEL_METERED}, {PROFILE_METERED_1}, {' or '.join(kind.names)} can be run"
         )
     check_container(part)
     fault = ""
@@ -510,6 +510,8 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
         fault = f"schedule: a tick of {TICK_S_MIN} to {TICK_S_MAX} seconds, and a segment as long, expected"
     elif seconds % tick_s or seconds > min(SECONDS_MAX, tick_s * WINDOWS_MAX):
         fault = f"schedule.total_steps: whole ticks, {WINDOWS_MAX} and {SECONDS_MAX} seconds at most"
+    elif part.metering.idle_s % tick_s:
+        fault = "metering.idle_s: whole ticks expected"
     elif not spec.requirements.rate_min:
         fault = "requirements.rate_min: above 0: it is what a second counts as"
     elif spec.requirements.memory_mib < MEMORY_MIB_MIN:

@@ -19,6 +19,8 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 START_S: Final = 60
 BUSYBOX: Final = "busybox"
+UNIX_PIPE: Final = "unix_pipe"
+"""A program of the image that talks to a Unix socket."""
 NO_PROXIES: Final = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "")
 
 
@@ -130,7 +132,7 @@ def running_engine(
 
 
 def busybox_tree(root: Path) -> Path:
-    """Return a folder for an image with BusyBox, a setuid copy of it for ``su``, and passwords that are empty."""
+    """Return a folder for an image: BusyBox, ``unix_pipe``, a setuid copy for ``su``, empty passwords."""
     (root / "bin").mkdir(parents=True)
     program = shutil.which(BUSYBOX)
     assert program is not None
@@ -141,6 +143,9 @@ def busybox_tree(root: Path) -> Path:
             (root / "bin" / name).symlink_to(BUSYBOX)
     shutil.copy(program, root / "bin" / "su")
     (root / "bin" / "su").chmod(0o4755)
+    subprocess.run(
+        ["gcc", "-O1", "-static", "-o", root / "bin" / UNIX_PIPE, ROOT / "tests" / "unix_pipe.c"], check=True
+    )
     (root / "etc").mkdir()
     (root / "etc" / "passwd").write_text("root::0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
     (root / "etc" / "group").write_text("root:x:0:\nnogroup:x:65534:\n")

@@ -323,7 +323,8 @@ interface IDekubeTasks {
     /// @notice A container has ended, as its worker says; nobody has checked that.
     /// @param task Id of the task.
     /// @param worker Machine that does the task; zero where there is none.
-    /// @param kind How: 1 exited, 2 signalled, 3 out of memory, 4 out of disk, 5 not started, 6 stopped.
+    /// @param kind How: 1 exited, 2 signalled, 3 out of memory, 4 out of disk, 5 not started, 6 stopped, 7
+    ///   idle.
     /// @param code Exit code, or number of the signal.
     /// @param output Content address of what it left; zero: nothing.
     /// @param logs Content address of the end of what it printed; zero: nothing.

@@ -271,7 +271,9 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
         ),
         _number(top["cores"], "cores"),
         Metering(
-            _text(metering["name"], "metering.name"), *_numbers(top, "metering", Metering._fields[1:])
+            _text(metering["name"], "metering.name"), _number(metering["grace_s"], "metering.grace_s"),
+            _number(metering["retries"], "metering.retries"), _number(metering["idle_s"], "metering.idle_s"),
+            _text(metering["pattern"], "metering.pattern"),
         ),
         None if top["checkpoint"] is None else _stored(top), _number(top["interruptible"], "interruptible"),
     )  # fmt: skip

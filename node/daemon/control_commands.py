@@ -41,6 +41,11 @@ def control_commands(node: RunningNode, admin: Admin) -> dict[str, Callable[[Map
         found = await node.duties.shares.share_out(task, int(request["threshold"]), int(request["holders"]))
         return {"holders": [machine.hex() for machine in found]}
 
+    async def sign_view(request: Mapping[str, Any]) -> Any:
+        task, public = bytes.fromhex(request["task"]), bytes.fromhex(request["public"])
+        until, signature = node.duties.views.sign(task, public)
+        return {"until": until, "signature": signature.hex()}
+
     async def stop(_request: Mapping[str, Any]) -> Any:
         node.stop()
         return {}
@@ -50,6 +55,7 @@ def control_commands(node: RunningNode, admin: Admin) -> dict[str, Callable[[Map
         "fetch_blob": fetch_blob,
         "admin": admin.command,
         "share_key": share_key,
+        "sign_view": sign_view,
         "status": lambda _request: node.status(),
         "stop": stop,
     }

@@ -82,6 +82,7 @@ class NodeMetricsSource:
         )
         granted.add_metric([network.congestion_control or "unknown"], 1.0)
         families.append(granted)
+        families += _containers(node)
         events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
         for event, count in node.network.counters.items():
             events.add_metric([event], count)
@@ -111,3 +112,29 @@ class NodeMetricsSource:
         for stage, seconds in node.stages.seconds().items():
             stages.add_metric([stage], seconds)
         return [*families, events, market, chain, disputes, results, stages]
+
+
+def _containers(node: RunningNode) -> list[Metric]:
+    """Return the sums over the containers of this machine: no label names a task."""
+    containers = node.duties.containers
+    lives = [] if containers is None else containers.lives()
+    cores, memory = sum(live.cpu_permille for live in lives) / 1000, sum(live.memory_bytes for live in lives)
+    families: list[Metric] = [
+        GaugeMetricFamily(name, text, value=value)
+        for name, text, value in (
+            ("dekube_containers_running", "Containers that run on this machine", float(len(lives))),
+            (
+                "dekube_containers_cores",
+                "Processor cores in use by them",
+                cores,
+            ),
+            ("dekube_containers_memory_bytes", "Memory in use by them", float(memory)),
+        )
+    ]
+    views = CounterMetricFamily(
+        "dekube_container_views", "Questions of requesters about containers, by what became of them",
+        labels=["result"],
+    )  # fmt: skip
+    for result, count in node.duties.views.counts.items():
+        views.add_metric([result], count)
+    return [*families, views]

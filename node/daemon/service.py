@@ -159,7 +159,10 @@ class Node:
             )
             node = RunningNode(setup, runtime, store, verifier)
             admin = Admin(node)
-            backend = Backend(make_view(node), LiveNode(node), setup.home.socket, blobs=node.gateway_blobs)
+            backend = Backend(
+                make_view(node), LiveNode(node), setup.home.socket, blobs=node.gateway_blobs,
+                views=node.duties.views,
+            )  # fmt: skip
             control = ControlServer(setup.home.control, control_commands(node, admin))
             setup.metrics.watch(NodeMetricsSource(node))
             stack.callback(setup.metrics.unwatch)

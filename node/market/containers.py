@@ -7,6 +7,7 @@ starts again takes up where it was: the container by its label, its end by a fil
 from __future__ import annotations
 
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,10 @@ import trio
 from node.chain.ledger import NodeLedger
 from node.home.options import DockerOptions
 from node.market.cancellation import DAMAGE, Abandoned, work_while
+from node.market.container_attendance import Attendance
 from node.market.container_files import ContainerFiles, ContainerNote
+from node.market.container_live import Live
+from node.market.container_logs import ContainerLogs
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
@@ -35,7 +39,7 @@ from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, N
 from tasks.executor.containers.logins import read_logins
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import ExitKind, MountForm
+from tasks.kinds.container import METER_PROGRESS, ExitKind, MountForm
 from tasks.kinds.folders import unpack
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
@@ -62,6 +66,8 @@ TRANSACTIONS_MIN: Final = 32
 DISK_SPARE_BYTES: Final = 512 << 20
 TIDY_S: Final = 600.0
 TIDY_AGAIN_S: Final = 10.0
+LIVES_MAX: Final = 64
+"""Containers whose state is known here, those that have ended too."""
 
 
 def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
@@ -97,6 +103,11 @@ class Containers:
         self._folder = data_dir
         self._files = ContainerFiles(data_dir / "notes", blobs)
         self._guard = Guard(ledger, wallet, backend, data_dir / "tampered", policy or Policy())
+        self.logs = ContainerLogs(backend, data_dir / "logs")
+        self._lives: dict[bytes, Live] = {}
+        self._attendances: dict[bytes, Attendance] = {}
+        self._idle: set[bytes] = set()
+        """Tasks whose container was ended because it stood still."""
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -104,6 +115,27 @@ class Containers:
         """Containers that were started since the start of the node, ..."""
         self.adopted = 0
         """... and those that ran already and were taken up."""
+
+    def has(self, task: bytes) -> bool:
+        """Whether this machine prepares or runs the container of a task, or has kept what it left."""
+        return task in self._at_work or self._files.get(task) is not None
+
+    def live(self, task: bytes) -> Live:
+        """Return what is known of the container of a task (``has``)."""
+        if task not in self._lives:
+            idle = (other for other in self._lives if other not in self._at_work)
+            while len(self._lives) >= LIVES_MAX and (oldest := next(idle, None)) is not None:
+                del self._lives[oldest]
+                idle = (other for other in self._lives if other not in self._at_work)
+            self._lives[task] = Live()
+            known = self._files.get(task)
+            if known is not None and known.end is not None:
+                self._lives[task].stage, self._lives[task].up_s = "ended", known.seconds
+        return self._lives[task]
+
+    def lives(self) -> list[Live]:
+        """Return the states of the containers that run."""
+        return [live for task, live in self._lives.items() if task in self._at_work and live.stage == "running"]
 
     async def is_ready(self) -> bool:
         """Tell whether the engine grants all that containers need, and log what it lacks."""
@@ -151,6 +183,7 @@ class Containers:
             _log.info("containers without a task were removed", containers=removed)
         await trio.to_thread.run_sync(self._files.tidy, self._ledger.head().steady_ms, needed)
         await self._guard.report_all()
+        await trio.to_thread.run_sync(self.logs.tidy, lambda task: self._files.get(task) is not None)
 
     async def work(self, task: bytes) -> None:
         """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
@@ -159,6 +192,7 @@ class Containers:
             await self._work(task)
         finally:
             self._at_work -= {task}
+            self._idle.discard(task)
 
     async def _work(self, task: bytes) -> None:
         spec = load_spec(self._ledger.store, task)
@@ -253,7 +287,10 @@ class Containers:
 
     async def _bring(self, task: bytes, spec: JobSpec) -> None:
         request = request_of(spec, spec.schedule.total_steps)
-        await self._backend.prepare(request, lambda _progress: None)
+        live = self.live(task)
+        live.stage = "pulling"
+        await self._backend.prepare(request, lambda progress: setattr(live, "pull", progress))
+        live.stage = "inputs"
         await self._backend.clear(task)
         requester = load_task(self._ledger.store, task).requester
         supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
@@ -282,7 +319,7 @@ class Containers:
         if known is None or known.end is None:
             stands = partial(self._stands, task, Action.METER)
             try:
-                known = await work_while(self._ledger, stands, partial(self._run_to_end, task, spec, known))
+                known = await work_while(self._ledger, stands, partial(self._attended, task, spec, known))
             except Abandoned:
                 await self._backend.remove(task)
                 raise
@@ -292,7 +329,11 @@ class Containers:
             except OthersNeedMachine as error:
                 await self._give_up(task, Reason.WORKER_LEFT, str(error))
         assert known.end is not None
-        await self._wallet.send(FINISH_TASK, finish_values(task, self._payable(task, known.seconds), known.end))
+        payable = self._payable(task, known.seconds)
+        if known.end.kind is ExitKind.IDLE:  # whole ticks alone are paid then (R108)
+            own = load_meter(self._ledger.store, task).own_seconds
+            payable -= (payable - own) % spec.tick_s
+        await self._wallet.send(FINISH_TASK, finish_values(task, payable, known.end))
         try:
             await self._backend.remove(task)
         except (DekubeError, OSError):  # the chain asks for nothing more: ``tidy`` removes it
@@ -309,11 +350,22 @@ class Containers:
     def _left(self, task: bytes, meter: MeterRecord) -> int:
         return load_spec(self._ledger.store, task).schedule.total_steps - meter.seconds
 
+    async def _attended(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
+        """Run a container to its end, with its socket open before it starts."""
+        pattern = container_of(spec).metering.pattern
+        with Attendance(self._backend, task, self.live(task), pattern=pattern) as attendance:
+            self._attendances[task] = attendance
+            try:
+                return await self._run_to_end(task, spec, known)
+            finally:
+                del self._attendances[task]
+
     async def _run_to_end(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
         meter = load_meter(self._ledger.store, task)
         request = request_of(spec, self._left(task, meter) + meter.own_seconds)
         if task in await self._backend.running():
             self.adopted += known is not None
+            self.live(task).is_adopted = True
         elif known is not None and meter.own_seconds:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         else:
@@ -336,24 +388,47 @@ class Containers:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         return await self._collect(task, request, ended)
 
+    def _moving_s(self, task: bytes, spec: JobSpec, up_s: float) -> int:
+        """Return the seconds that count: with the meter ``progress`` none beyond ``idle_s`` after a move."""
+        metering = container_of(spec).metering
+        if metering.name == METER_PROGRESS:
+            up_s = min(up_s, self.live(task).moved_s + metering.idle_s)
+        return int(up_s)
+
     async def _watch(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> Ended:
         """Meter a container until it ends. Raises what the engine raises, outside of any group of exceptions."""
         looks: list[Look] = [Look(is_up=False, up_s=0.0)]
         ended: list[Ended] = []
         failure: Exception | None = None
+        live, part = self.live(task), container_of(spec)
+        is_progress, stands_still = part.metering.name == METER_PROGRESS, trio.Event()
 
-        async def meter() -> None:
+        def look(found: Look) -> None:
+            looks[0] = found
+            live.note_up(found.up_s)
+            if is_progress and live.up_s - live.moved_s > part.metering.idle_s and task not in self._idle:
+                _log.info("a container stands still and is ended", task=task, idle_s=part.metering.idle_s)
+                self._idle.add(task)
+                stands_still.set()
+
+        async def stop() -> None:
+            await stands_still.wait()
+            await self._backend.stop(task, request.limits.grace_s)
+
+        async def beside(function: Callable[[], Awaitable[None]]) -> None:
             nonlocal failure
             try:
-                await self._meter(task, spec, request, looks)
+                await function()
             except Exception as error:
                 failure = error
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(meter)
+            nursery.start_soon(beside, partial(self._meter, task, spec, request, looks))
+            nursery.start_soon(beside, self._attendances[task].run)
+            nursery.start_soon(beside, stop)
             try:
-                ended.append(await self._backend.watch(task, request, lambda look: looks.__setitem__(0, look)))
+                ended.append(await self._backend.watch(task, request, look))
             except Exception as error:
                 failure = error
             nursery.cancel_scope.cancel()
@@ -371,7 +446,7 @@ class Containers:
                 await self._backend.stop(task, request.limits.grace_s)
                 continue
             now = looks[0]
-            ticks = self._payable(task, int(now.up_s)) // spec.tick_s
+            ticks = self._payable(task, self._moving_s(task, spec, now.up_s)) // spec.tick_s
             if now.is_up and ticks * spec.tick_s > meter.own_seconds:
                 try:
                     await self._wallet.send(METER_TASK, [task, ticks * spec.tick_s])
@@ -382,6 +457,7 @@ class Containers:
 
     async def _collect(self, task: bytes, request: ContainerRequest, ended: Ended) -> ContainerNote:
         packed = self._folder / f"{task.hex()[:32]}.tar"
+        await self.logs.keep(task)
         try:
             found = await self._backend.collect(task, request, str(packed))
             log, output = found.log, (b"", 0)
@@ -394,7 +470,8 @@ class Containers:
             packed.unlink(missing_ok=True)
         kept = await self._keep_log(log)
         kind, code = self._kind_of(task, ended)
-        return await self._ended(task, int(ended.up_s), ContainerEnd(kind, code, *output, *kept, b""))
+        seconds = self._moving_s(task, load_spec(self._ledger.store, task), ended.up_s)
+        return await self._ended(task, seconds, ContainerEnd(kind, code, *output, *kept, b""))
 
     async def _keep_log(self, log: bytes) -> tuple[bytes, int]:
         if not log:
@@ -403,6 +480,8 @@ class Containers:
 
     def _kind_of(self, task: bytes, ended: Ended) -> tuple[ExitKind, int]:
         record = load_task(self._ledger.store, task)
+        if task in self._idle and not record.ending:
+            return ExitKind.IDLE, 0
         if ended.end in (End.STOPPED, End.TIME_LIMIT) and record.ending:
             return ExitKind.STOPPED, 0
         if ended.end is End.OUT_OF_MEMORY:
@@ -416,6 +495,7 @@ class Containers:
     async def _ended(self, task: bytes, seconds: int, end: ContainerEnd) -> ContainerNote:
         known = ContainerNote(seconds, self._ledger.head().steady_ms, end)
         await trio.to_thread.run_sync(self._files.put, task, known)
+        self.live(task).stage = "ended"
         return known
 
 

@@ -35,6 +35,7 @@ from node.market.own_inputs import OwnInputs
 from node.market.promises import Promises
 from node.market.tampering import is_reported
 from node.market.task_keys import TaskKeys
+from node.market.task_views import TaskViews
 from node.market.trials import SpeedTrials
 from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
@@ -165,6 +166,7 @@ class DutyService:
             self.containers = containers_of(
                 options.executor.docker, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
             )
+        self.views = TaskViews(ledger, network, wallet, lambda: self.containers)
         self._lends_containers = False
         self._false_outputs = FalseOutputs(ledger, wallet, keys)
         self._verifier = self.verifier_type(
@@ -190,6 +192,7 @@ class DutyService:
         """Answer requests of other nodes from now on; called once for a network."""
         self.keys.serve()
         self.shares.serve()
+        self.views.serve()
 
     def search_with(self, search: BlobSearch) -> None:
         """Use ``search`` for data sets that no peer has."""

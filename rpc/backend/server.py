@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,9 @@ from rpc.protocol.requests import (
     LiveRequests,
     NodeView,
     PoolRequests,
+    TaskViewRequests,
+    TaskViewSource,
+    awaiting_handler_of,
     handler_of,
 )
 from rpc.protocol.wire_types import record_value
@@ -166,8 +169,9 @@ class Backend:
         options: BackendOptions | None = None,
         *,
         blobs: BlobRequests | None = None,
+        views: TaskViewSource | None = None,
     ) -> None:
-        """Without ``blobs`` requests about blobs fail as unknown."""
+        """Without ``blobs`` requests about blobs fail as unknown, without ``views`` those about containers."""
         self.options = options or BackendOptions()
         self._view = view
         self._live = live
@@ -183,15 +187,19 @@ class Backend:
             "submit": self._submit,
         }
         self._threaded: dict[str, Callable[[list[Any]], Value]] = {}
+        self._awaited: dict[str, Callable[[list[Any]], Awaitable[Value]]] = {}
         answers: dict[type, object] = {
             ChainRequests: view,
             PoolRequests: view,
             LiveRequests: live,
             BlobRequests: blobs,
+            TaskViewRequests: views,
         }
         for request in REQUESTS.values():
             answering = answers[request.answered_by]
-            if answering is not None:
+            if answering is not None and request.is_awaited:
+                self._awaited[request.name] = awaiting_handler_of(request, getattr(answering, request.name))
+            elif answering is not None:
                 handlers = self._threaded if request.is_threaded else self._inline
                 handlers[request.name] = handler_of(request, getattr(answering, request.name))
 
@@ -291,6 +299,8 @@ class Backend:
                 return await trio.to_thread.run_sync(
                     _answer, request, threaded, limiter=self._threads, abandon_on_cancel=False
                 )
+            if (awaited := self._awaited.get(request.method)) is not None:
+                return encode_answer(request.identifier, await awaited(request.params))
             if request.method == "watch":
                 if not connection.watching:
                     connection.watching = True

@@ -40,6 +40,7 @@ from rpc.client.jobs import JobApi
 from rpc.client.metrics import MetricsApi
 from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
+from rpc.client.views import ViewsApi
 from rpc.client.websocket import WebSocketConnection
 from state.primitives.errors import DekubeError
 
@@ -52,7 +53,7 @@ _REFUSED = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 _BROKEN = (OSError, UnicodeError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class AsyncClient(Api, NetworkApi, TaskApi, JobApi, MetricsApi, BlobApi):
+class AsyncClient(Api, NetworkApi, TaskApi, JobApi, MetricsApi, BlobApi, ViewsApi):
     """Client of the gateways at ``urls`` (http or https); uses the first that answers. Tasks may share it.
 
     Close iterators that you leave early (``contextlib.aclosing``): each holds a connection.

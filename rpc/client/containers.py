@@ -17,7 +17,7 @@ from rpc.client.errors import NoResult
 from rpc.client.results import Machine
 from rpc.client.tasks import Places, ask_task, fetch_blob, spec_of
 from state.primitives.manifests import manifest_of
-from tasks.kinds.container import LOG_BYTES_MAX, Mount, MountForm
+from tasks.kinds.container import LOG_BYTES_MAX, METER_PROGRESS, Mount, MountForm
 from tasks.kinds.folders import ArchiveInvalid, pack, unpack
 from tasks.requests.containing import ContainerRequest, MountRequest
 from tasks.requests.errors import RequestInvalid
@@ -73,6 +73,9 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
         requirements=Requirements(wanted_of.gpus, wanted_of.memory_mib, wanted_of.rate), match_ms=match_ms,
     )  # fmt: skip
     notes = ["nothing about a container is proven: its machine is paid for seconds; watch it, cancel it in need"]
+    if part.metering.name == METER_PROGRESS:
+        idle_s = part.metering.idle_s
+        notes.append(f"after {idle_s} seconds in which its counter does not move it ends, says its machine")
     if part.process.environment:
         notes.append("the environment is public on the chain: no secrets in it")
     return ContainerJob(spec, tuple(blobs), tuple(notes))

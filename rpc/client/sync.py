@@ -41,6 +41,7 @@ from rpc.client.jobs import JobApi
 from rpc.client.metrics import MetricsApi
 from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
+from rpc.client.views import ViewsApi
 from state.primitives.errors import DekubeError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ OVERHEAD_BYTES_MAX: Final = 1024 * 1024
 """Bytes of an answer beside its body: headers, and the framing of small chunks."""
 
 
-class Client(Api, NetworkApi, TaskApi, JobApi, MetricsApi, BlobApi):
+class Client(Api, NetworkApi, TaskApi, JobApi, MetricsApi, BlobApi, ViewsApi):
     """Client of the gateways at ``urls`` (http or https); uses the first that answers. Not thread-safe."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:

@@ -29,6 +29,7 @@ from rpc.methods.schema import Schema
 from rpc.methods.tasks import TASK_COMPONENTS, TASK_METHODS
 from rpc.methods.transactions import TRANSACTION_METHODS
 from rpc.methods.validators import VALIDATOR_METHODS
+from rpc.methods.views import VIEW_METHODS
 from rpc.methods.windows import WINDOW_COMPONENTS, WINDOW_METHODS
 
 __all__ = ["COMPONENTS", "METHODS"]
@@ -46,6 +47,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *LIGHT_METHODS,
     *MACHINE_METHODS,
     *TASK_METHODS,
+    *VIEW_METHODS,
     *GROUP_METHODS,
     *WINDOW_METHODS,
     *DISPUTE_METHODS,

@@ -408,7 +408,9 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 }
             ),
             "cores": NUMBER,
-            "metering": obj({"name": STRING, "grace_s": NUMBER, "retries": NUMBER}),
+            "metering": obj(
+                {"name": STRING, "grace_s": NUMBER, "retries": NUMBER, "idle_s": NUMBER, "pattern": STRING}
+            ),
             "checkpoint": nullable(obj({"path": STRING, "every_s": NUMBER, "bytes_max": NUMBER})),
             "interruptible": NUMBER,
             "optimiser": obj(

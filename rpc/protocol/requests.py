@@ -13,7 +13,7 @@ exception is a bug, and the request fails with ``internal_error``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar, get_type_hints
 
@@ -31,6 +31,7 @@ from rpc.protocol.records import (
     Sync,
     UploadStatus,
 )
+from rpc.protocol.task_views import QUESTION_BYTES_MAX
 from rpc.protocol.wire_types import Codec, Encoded, Length, Range, codec_of
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
@@ -52,6 +53,9 @@ __all__ = [
     "NodeView",
     "PoolRequests",
     "Request",
+    "TaskViewRequests",
+    "TaskViewSource",
+    "awaiting_handler_of",
     "handler_of",
 ]
 
@@ -86,6 +90,8 @@ PoolLimit = Annotated[int, Range(1, POOL_MAX + 1)]
 
 _threaded: dict[Callable[..., Any], bool] = {}
 """The declared requests, and whether each runs in a worker thread."""
+_awaited: set[Callable[..., Any]] = set()
+"""Declared requests that wait for another node."""
 
 
 def _on_loop(function: _Function) -> _Function:
@@ -97,6 +103,13 @@ def _on_loop(function: _Function) -> _Function:
 def _in_thread(function: _Function) -> _Function:
     """Declare a request that may block on the disk; it runs in a worker thread, several at a time."""
     _threaded[function] = True
+    return function
+
+
+def _of_another_node(function: _Function) -> _Function:
+    """Declare a request that the node answers after it has asked another one; it waits on the event loop."""
+    _threaded[function] = False
+    _awaited.add(function)
     return function
 
 
@@ -341,6 +354,28 @@ class BlobRequests(Protocol):
         ...
 
 
+class TaskViewRequests(Protocol):
+    """Requests about running containers, which their machines answer."""
+
+    @_of_another_node
+    def task_view(
+        self, task: Hash, question: Annotated[bytes, Length(1, QUESTION_BYTES_MAX)], /
+    ) -> tuple[bytes, bytes]:
+        """Return the machine of a task, and its sealed answer to a signed question (rpc.protocol.task_views).
+
+        Raises ViewRefused, TaskUnknown, PeerUnreachable, RequestFailed, DecodeError.
+        """
+        ...
+
+
+class TaskViewSource(Protocol):
+    """What answers them at the node."""
+
+    async def task_view(self, task: bytes, question: bytes, /) -> tuple[bytes, bytes]:
+        """Answer ``TaskViewRequests.task_view``."""
+        ...
+
+
 class NodeView(ChainRequests, PoolRequests, Protocol):
     """What the backend needs of the chain and the mempool."""
 
@@ -377,6 +412,7 @@ class Request(NamedTuple):
     codecs: tuple[Codec, ...]
     answer: Codec
     is_threaded: bool
+    is_awaited: bool
     answered_by: type
     writes: tuple[Callable[[Any], Value] | None, ...] | None
     """How the gateway writes each argument; None if all of them are written as they are."""
@@ -393,6 +429,7 @@ def _compile(function: Callable[..., Any], owner: type) -> Request:
         codecs,
         answer,
         _threaded[function],
+        function in _awaited,
         owner,
         writes if any(writes) else None,
     )
@@ -400,7 +437,7 @@ def _compile(function: Callable[..., Any], owner: type) -> Request:
 
 REQUESTS: Final[dict[Callable[..., Any], Request]] = {
     function: _compile(function, owner)
-    for owner in (ChainRequests, PoolRequests, LiveRequests, BlobRequests)
+    for owner in (ChainRequests, PoolRequests, LiveRequests, BlobRequests, TaskViewRequests)
     for function in vars(owner).values()
     if callable(function) and function in _threaded
 }
@@ -412,18 +449,38 @@ def handler_of(request: Request, function: Callable[..., Any]) -> Callable[[Any]
 
     It raises DecodeError for malformed arguments, and what ``function`` raises.
     """
-    readers = tuple(codec.read for codec in request.codecs)
-    write = request.answer.write
-    expected = ", ".join(request.arguments) or "no arguments"
+    read, write = _reader_of(request), request.answer.write
 
     def handle(params: Any) -> Value:
-        if type(params) is not list or len(params) != len(readers):
-            raise DecodeError(f"{request.name}: expected {expected}")
-        try:
-            arguments = [read(param) for read, param in zip(readers, params, strict=True)]
-        except DecodeError as error:
-            raise DecodeError(f"{request.name}: expected {expected}: {error}") from None
-        found = function(*arguments)
+        found = function(*read(params))
         return found if write is None else write(found)
 
     return handle
+
+
+def awaiting_handler_of(
+    request: Request, function: Callable[..., Awaitable[Any]]
+) -> Callable[[Any], Awaitable[Value]]:
+    """Return the same for a request that waits for another node."""
+    read, write = _reader_of(request), request.answer.write
+
+    async def handle(params: Any) -> Value:
+        found: Any = await function(*read(params))
+        return found if write is None else write(found)
+
+    return handle
+
+
+def _reader_of(request: Request) -> Callable[[Any], list[Any]]:
+    readers = tuple(codec.read for codec in request.codecs)
+    expected = ", ".join(request.arguments) or "no arguments"
+
+    def read_all(params: Any) -> list[Any]:
+        if type(params) is not list or len(params) != len(readers):
+            raise DecodeError(f"{request.name}: expected {expected}")
+        try:
+            return [read(param) for read, param in zip(readers, params, strict=True)]
+        except DecodeError as error:
+            raise DecodeError(f"{request.name}: expected {expected}: {error}") from None
+
+    return read_all

@@ -25,10 +25,12 @@ __all__ = [
     "CHECKPOINT_EVERY_S_MIN",
     "CONTAINER_FIELDS",
     "CONTAINER_NAMES",
+    "IDLE_S_MAX",
     "KIND_CONTAINER",
     "LEVEL_METERED",
     "LOG_BYTES_MAX",
     "MEMORY_MIB_MIN",
+    "METER_PROGRESS",
     "METER_RESERVED",
     "OUTPUT_BYTES_MAX",
     "PROFILE_METERED_1",
@@ -56,6 +58,10 @@ LEVEL_METERED: Final = 0
 PROFILE_METERED_1: Final = "metered/1"
 METER_RESERVED: Final = "reserved"
 """What is paid are seconds for which the machine is reserved, whether the container uses it or not."""
+METER_PROGRESS: Final = "progress"
+"""What is paid are seconds in which the container's counter moves; one that stands still is ended (R108)."""
+PATTERN_LENGTH_MAX: Final = 64
+IDLE_S_MAX: Final = 86_400
 REPOSITORY_LENGTH_MAX: Final = 255
 COMMAND_MAX: Final = 256
 ENVIRONMENT_MAX: Final = 128
@@ -111,6 +117,8 @@ class ExitKind(IntEnum):
     """The image has no such command, or is for another kind of processor."""
     STOPPED = 6
     """Its requester stopped it, or its time was used up."""
+    IDLE = 7
+    """Its counter stood still for ``idle_s`` (R108)."""
 
 
 class Image(NamedTuple):
@@ -155,11 +163,17 @@ class Storage(NamedTuple):
 
 
 class Metering(NamedTuple):
-    """What is metered; how long the meter may be silent beyond a tick; how often another machine begins again."""
+    """What is metered; how long the meter may be silent beyond a tick; how often another machine begins again.
+
+    With the meter ``progress``: how long the counter may stand still, in whole ticks, and a text before it in the
+    log (empty: only what the container says at its socket counts).
+    """
 
     name: str
     grace_s: int
     retries: int
+    idle_s: int = 0
+    pattern: str = ""
 
 
 class Checkpoint(NamedTuple):
@@ -271,7 +285,8 @@ def _mount(item: Any) -> Mount:
             raise DecodeError("not a job specification: storage.mounts: [path, blob, bytes, form] expected")
 
 
-CONTAINER_NAMES: Final = (METER_RESERVED,)
+CONTAINER_NAMES: Final = (METER_RESERVED, METER_PROGRESS)
+"""The meters; a job names one."""
 CONTAINER_FIELDS: Final = KindFields(
     fields=(
         ("image", list, Image._fields), ("process", list, Process._fields), ("storage", list, Storage._fields),
@@ -284,9 +299,12 @@ CONTAINER_FIELDS: Final = KindFields(
         "metering.grace_s": (GRACE_S_MIN, GRACE_S_MAX), "metering.retries": (0, RETRIES_MAX),
         "checkpoint.every_s": (CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
         "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "interruptible": (0, 1),
+        "metering.idle_s": (0, IDLE_S_MAX),
     },
     hashes=frozenset({"image.digest"}),
-    texts=frozenset({"image.repository", "storage.output", "metering.name", "checkpoint.path"}),
+    texts=frozenset({
+        "image.repository", "storage.output", "metering.name", "metering.pattern", "checkpoint.path",
+    }),
     names=frozenset({"process.command", "process.environment"}),
     optional=frozenset({"checkpoint"}),
     lists=frozenset({"storage.mounts"}),
@@ -307,6 +325,19 @@ def check_container(part: ContainerPart) -> None:
         raise _wrong("process.command", f"{COMMAND_MAX} words at most, without the byte 0")
     _check_environment(environment)
     _check_paths(part.storage, part.checkpoint)
+    _check_metering(part.metering)
+
+
+def _check_metering(metering: Metering) -> None:
+    pattern = metering.pattern
+    if len(pattern) > PATTERN_LENGTH_MAX or not (pattern.isascii() and pattern.isprintable()):
+        raise _wrong("metering.pattern", f"{PATTERN_LENGTH_MAX} printable letters of ASCII at most")
+    if pattern[-1:].isdigit():
+        raise _wrong("metering.pattern", "it ends before the number, not with a digit")
+    if metering.name == METER_RESERVED and (metering.idle_s or pattern):
+        raise _wrong("metering.idle_s", "it goes with the meter progress, and so does a pattern")
+    if metering.name == METER_PROGRESS and not metering.idle_s:
+        raise _wrong("metering.idle_s", "above 0 with the meter progress")
 
 
 def _check_environment(environment: tuple[str, ...]) -> None:

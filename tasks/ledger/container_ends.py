@@ -7,7 +7,7 @@ from typing import Final
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.receipts import EventType
 from tasks.errors import MeterMismatch, WrongPhase
-from tasks.kinds.container import ExitKind
+from tasks.kinds.container import METER_PROGRESS, ContainerPart, ExitKind
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import ContainerEnd, load_meter, save_meter
 from tasks.ledger.metering import SECONDS_METERED, pay_until, require_metered
@@ -24,6 +24,14 @@ CONTAINER_ENDED: Final = EventType(
 METER_EVENTS: Final = (SECONDS_METERED, CONTAINER_ENDED)
 
 
+def _check_idle(case: Case, part: ContainerPart, own_seconds: int) -> None:
+    """Refuse an idle end where nothing counts progress, and a part of a tick for it. Raises MeterMismatch."""
+    if part.metering.name != METER_PROGRESS:
+        raise MeterMismatch("the job does not meter progress: its container may stand still")
+    if (own_seconds - load_meter(case.state, case.record.id).own_seconds) % case.spec.tick_s:
+        raise MeterMismatch("a container that stood still is paid for whole ticks alone")
+
+
 def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
     """End a task whose container has ended, and pay what is left of its seconds (R96).
 
@@ -34,6 +42,8 @@ def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
         raise WrongPhase(record.phase.name.lower())
     if end.kind == ExitKind.STOPPED and not record.ending:
         raise MeterMismatch("nobody has stopped the container: who cannot run it any more gives the task up")
+    if end.kind == ExitKind.IDLE:
+        _check_idle(case, part, own_seconds)
     if end.output_bytes > part.storage.output_bytes_max:
         raise MeterMismatch(f"{end.output_bytes} bytes of output, at most {part.storage.output_bytes_max}")
     meter = pay_until(case, load_meter(case.state, record.id), own_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from typing import Any, Final, NamedTuple
@@ -16,8 +17,10 @@ from tasks.kinds.container import (
     DISK_MIB_MIN,
     GRACE_S_MAX,
     GRACE_S_MIN,
+    IDLE_S_MAX,
     KIND_CONTAINER,
     MEMORY_MIB_MIN,
+    METER_PROGRESS,
     METER_RESERVED,
     OUTPUT_BYTES_MAX,
     RETRIES_MAX,
@@ -44,6 +47,7 @@ _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
     "checkpoint", "interruptible",
+    "idle_minutes", "progress_pattern",
 )  # fmt: skip
 RATE_DEFAULT: Final = 10**10
 RATE_MAX: Final = 1 << 45
@@ -121,7 +125,10 @@ def containing_of(fields: JobFields) -> ContainerRequest:
         METER_RESERVED, _bounded(fields, "grace_s", 120, GRACE_S_MIN, GRACE_S_MAX),
         # Each machine goes on where the one before was; without a checkpoint each one begins from nothing.
         _bounded(fields, "retries", 1 if checkpoint is None else RETRIES_MAX, 0, RETRIES_MAX),
+        *_idle(fields, tick_s),
     )  # fmt: skip
+    if metering.idle_s:
+        metering = metering._replace(name=METER_PROGRESS)
     part = ContainerPart(
         image, process, storage, _bounded(fields, "cores", 1, 1, CORES_MAX), metering, checkpoint,
         int(_interruptible(fields)),
@@ -149,6 +156,7 @@ def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, .
         name = said.partition(":")[0].rpartition(".")[2]
         known = {
             "repository": "image", "storage": "output", "output_bytes_max": "output_mib", "path": "checkpoint",
+            "pattern": "progress_pattern",
         }.get(name, name)  # fmt: skip
         raise fields.wrong(known, f"{known}: {said.partition(': ')[2]}") from None
     own = [part.storage.output] if part.storage.output else []
@@ -194,6 +202,20 @@ def _bounded(fields: JobFields, name: str, otherwise: int, least: int, most: int
     if not least <= value <= most:
         raise fields.wrong(name, f"{name}: a whole number from {least} to {most} expected")
     return value
+
+
+def _idle(fields: JobFields, tick_s: int) -> tuple[int, str]:
+    """Return how long the counter may stand still, in whole ticks, and the text before it in the log."""
+    pattern = fields.text("progress_pattern") if fields.has("progress_pattern") else ""
+    if not fields.has("idle_minutes"):
+        if pattern:
+            raise fields.wrong("progress_pattern", "progress_pattern: give idle_minutes too")
+        return 0, ""
+    value: Any = fields.value("idle_minutes")
+    if type(value) not in (int, float) or not 0 < value <= IDLE_S_MAX / 60:
+        raise fields.wrong("idle_minutes", f"idle_minutes: a number above 0 expected, {IDLE_S_MAX // 60} at most")
+    ticks = max(1, math.ceil(value * 60 / tick_s))
+    return min(ticks, IDLE_S_MAX // tick_s) * tick_s, pattern
 
 
 def _rate(fields: JobFields) -> int:

@@ -49,6 +49,7 @@ EXEMPT = {
     "tasks.models.tokens:tokeniser_from_json": "parsed by the library of an extra; tests/tasks/models",
     "tasks.programs.work:add_losses": "packs numbers that were decoded",
     "node.market.containers:Containers._put_input": OF_A_TARGET,
+    "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "tasks.executor.containers.engine:_message": "the text of an error of an engine, whatever it is; cut",
     "tasks.executor.containers.engine:_json": OF_A_TARGET,
     "tasks.executor.containers.logins:read_logins": OF_A_TARGET,

@@ -101,6 +101,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.watchdog_docker": "looks at a container on an engine (trio)",
     "tasks.executor.containers.watchdog_processes": "reads /proc",
     "tasks.executor.containers.watchdog_use": "asks the programs of the machine how others use it",
+    "tasks.executor.containers.log_lines": "reads the times in the log of an engine; asks no clock",
     "tasks.executor.containers.logins": "reads a file of logins, and who else may read it",
     "tasks.executor.child": "the job's process: its pipes, its limits",
     "tasks.executor.pauses": "stops job processes (signals)",

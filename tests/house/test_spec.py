@@ -40,7 +40,7 @@ from rpc.ethereum import identity as rpc_identity
 from rpc.gateway import blobs, connections, dispatch, http_protocol, rest, subscriptions
 from rpc.gateway.node import client
 from rpc.methods import log_filter, poll_filters, schema, transactions
-from rpc.protocol import grants
+from rpc.protocol import grants, task_views
 from rpc.protocol.errors import number_of
 from state import trie
 from state.primitives import abi, blocks, codec, committee, envelope, manifests, receipts
@@ -196,6 +196,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "tamper_doublings_max": tampering.DOUBLINGS_MAX,
         "tick_s_min": container.TICK_S_MIN,
         "tick_s_max": container.TICK_S_MAX,
+        "idle_s_max": container.IDLE_S_MAX,
+        "pattern_length_max": container.PATTERN_LENGTH_MAX,
+        "view_blocks_max": task_views.VIEW_BLOCKS_MAX,
         "seconds_max": container.SECONDS_MAX,
         "grace_s_min": container.GRACE_S_MIN,
         "grace_s_max": container.GRACE_S_MAX,

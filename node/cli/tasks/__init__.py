@@ -8,6 +8,7 @@ from node.cli.commands import CommandGroup
 from node.cli.tasks.actions import cancel, demand, resume, top_up
 from node.cli.tasks.custody import custody, receipt
 from node.cli.tasks.keep import keep
+from node.cli.tasks.logs import logs
 from node.cli.tasks.metrics import metrics
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
@@ -39,6 +40,7 @@ for _command in (
     show_,
     proof,
     watch,
+    logs,
     bill,
     metrics,
     result,

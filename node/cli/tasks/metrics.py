@@ -16,13 +16,18 @@ from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show, show_rows
 from node.cli.session import Session, reading_options
 from node.cli.tasks.watch import record_of, sparkline, told_evaluations
+from rpc.client import Client
 from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
+from state.primitives.errors import ConfigError
 from tasks.evaluations import Evaluation
+from tasks.kinds.container import KIND_CONTAINER
 
 __all__ = ["metrics", "picture"]
 
 ROWS_SHOWN: Final = 20
+LOSS: Final = "loss"
+"""The number of a container that is drawn where it reports one of this name."""
 WIDTH, HEIGHT, MARGIN = 640, 320, 48
 
 
@@ -37,6 +42,7 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
     """Show the loss of a task for each segment, and that of each evaluation.
 
     The numbers are the worker's, under the root of its proof. For `generate` they say nothing about quality.
+    Of a container the numbers that it reported are shown, while its machine has them.
 
     \b
     Examples:
@@ -45,7 +51,9 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
     """
     check_overwrite(plot, yes=yes, option="--plot")
     with session.client() as client:
-        record_of(client, task_id)
+        if record_of(client, task_id).document["spec"]["kind"] == KIND_CONTAINER:
+            _show_reported(session, client, task_id, plot, as_json=as_json)
+            return
         points = client.losses(task_id, control=session.control())
         evaluations = client.evaluations(task_id)
     if plot is not None:
@@ -70,6 +78,36 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
         click.echo(told_evaluations(evaluations))
         shown = [{"update": one.update, "step": one.step, "loss": f"{one.loss:.6f}"} for one in evaluations]
         show_rows(shown, ("update", "step", "loss"), as_json=False, title="Validation")
+
+
+def _show_reported(session: Session, client: Client, task_id: bytes, plot: Path | None, *, as_json: bool) -> None:
+    """Show what a container has reported; the picture has its loss, or its first number."""
+    control = session.control()
+    if control is None:
+        raise ConfigError("what a container reports is sealed for its requester: give the --home of its node")
+    series = client.task_series(task_id, control=control)
+    names = sorted({name for point in series for name in point.metrics})
+    chosen = LOSS if LOSS in names else next(iter(names), "")
+    drawn = [
+        LossPoint(0, 0, point.number if point.progress is None else point.progress, point.metrics[chosen], False)
+        for point in series if chosen in point.metrics
+    ]  # fmt: skip
+    if plot is not None:
+        write_file(plot, picture(drawn).encode())
+    if as_json:
+        show({"task": hexed(task_id), "proved": False, "points": [point._asdict() for point in series]})
+        return
+    if not series:
+        click.echo("The container has reported nothing.")
+        return
+    if drawn:
+        click.echo(f"{chosen} {sparkline([point.loss for point in drawn])} {drawn[-1].loss:.4g}")
+    step = max(1, math.ceil(len(series) / ROWS_SHOWN))
+    rows = [
+        {"point": point.number, "progress": point.progress, **{n: f"{v:.6g}" for n, v in point.metrics.items()}}
+        for point in (*series[:-1:step], series[-1])
+    ]
+    show_rows(rows, ("point", "progress", *names), as_json=False, title="Reported, says its machine")
 
 
 def picture(points: Sequence[LossPoint], evaluations: Sequence[Evaluation] = ()) -> str:

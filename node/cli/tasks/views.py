@@ -13,6 +13,7 @@ from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
+from node.cli.tasks.container_live import told_view, view_of
 from node.cli.tasks.group import group_bill, show_group
 from node.cli.tasks.told import UNPROVEN, decoding_told
 from node.cli.tasks.watch import record_of, show_sums
@@ -20,6 +21,7 @@ from node.cli.terminal import printable
 from node.market.posting import next_of
 from rpc.client.core import hexed
 from rpc.client.results import Bill, BillLine
+from rpc.protocol.task_views import TaskView
 from tasks.kinds.container import KIND_CONTAINER
 from tasks.kinds.embed import KIND_EMBED
 from tasks.kinds.evaluate import KIND_EVALUATE
@@ -32,6 +34,8 @@ __all__ = ["bill", "list_", "proof", "show_", "show_bill"]
 PAGE_MAX: Final = 100
 PARTY_SUMS: Final = ("locked", "paid", "refunded")
 """Movements that a party pays or receives."""
+LIVE_PHASES: Final = ("preparing", "running")
+"""Phases in which a machine has the container of a task."""
 _MERGED: Final = ("movement", "purpose", "pool", "party")
 _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 
@@ -118,8 +122,9 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
         changes = list(client.items("dekube_getTaskHistory", task=hexed(task_id)))
         windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
         following = [] if as_json else next_of(client, task, record["phase"], record["reason"])
+    live = None if record["phase"] not in LIVE_PHASES else view_of(session, task)
     if as_json:
-        show({"task": record, "history": changes, "windows": windows})
+        show({"task": record, "history": changes, "windows": windows, "live": _live(live)})
         return
     spec = record["spec"]
     show_fields(
@@ -131,6 +136,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             f"{show_amount(int(spec['max_price_per_tera_unit']))}",
             "job": _job(spec),
             **_progress(record),
+            **({} if live is None else {"now": told_view(live)}),
             **_claim(record),
             **_waits(record),
             **_said(record),
@@ -204,6 +210,14 @@ def _machines(meter: Mapping[str, Any]) -> dict[str, str]:
     if int(meter.get("waiting", 0)):
         found["waits for a checkpoint"] = show_amount(int(meter["waiting"]))
     return found
+
+
+def _live(view: TaskView | None) -> dict[str, Any] | None:
+    """Return what a machine says of a container, as JSON; without its log."""
+    if view is None:
+        return None
+    found = view._asdict() | {"gpus": [gpu._asdict() for gpu in view.gpus], "pull": list(view.pull)}
+    return {name: value for name, value in found.items() if name not in ("log", "points")}
 
 
 def _job(spec: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from node.cli.arguments import SECONDS, TASK
 from node.cli.commands import next_command
 from node.cli.output import json_option, show, show_amount
 from node.cli.session import Session, reading_options
+from node.cli.tasks.container_live import live_lines
 from node.cli.tasks.webhook_options import webhook_options
 from node.cli.terminal import printable
 from node.market.posting import follow, wait_input
@@ -157,8 +158,9 @@ def watch(
       dekube task watch 0xTASK --webhook https://example.org/ended --webhook-key webhook.key
     """
     with session.client() as client:
-        record_of(client, task_id)
-        phase = watch_to_end(client, task_id, as_json, timeout_s)
+        record = record_of(client, task_id)
+        with live_lines(session, record, partial(say, err=as_json)):
+            phase = watch_to_end(client, task_id, as_json, timeout_s)
         if webhook is not None:
             webhook.task_ended(client, task_id)
     if as_json:

@@ -70,7 +70,7 @@ class PendingRequests:
         Raises NodeUnavailable, or RpcError with the code of the node's error.
         """
         assert not kwargs, "the arguments of requests are positional"
-        name, _, _, answer, _, _, writes = REQUESTS[function]
+        name, _, _, answer, _, _, _, writes = REQUESTS[function]
         params: list[Any] = list(args)
         if writes is not None:
             params = [

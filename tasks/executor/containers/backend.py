@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from tasks.executor.containers.log_entries import LogPart, LogPlace
 from tasks.executor.containers.outputs import Outputs
 from tasks.executor.containers.request import ContainerRequest
 from tasks.executor.containers.watchdog import Observation
@@ -23,6 +24,7 @@ __all__ = [
     "OnLook",
     "OnPull",
     "PullProgress",
+    "Usage",
 ]
 
 
@@ -63,6 +65,18 @@ class PullProgress:
 
     current: int
     total: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a container uses: processor seconds since its start, and bytes of memory without caches of files.
+
+    ``gpus`` are the ids of its GPUs.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +182,24 @@ class ContainerBackend(Protocol):
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits. Cancelling leaves it running."""
+        ...
+
+    def socket_folder(self, task: bytes) -> Path | None:
+        """Return the folder that the container has at ``/run/dekube``, read-only; None: it has none.
+
+        The caller makes it before ``start``; ``remove`` removes it.
+        """
+        ...
+
+    async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
+        """Return what a container wrote after a place; nothing of one that does not exist.
+
+        Raises EngineUnavailable, EngineError.
+        """
+        ...
+
+    async def usage(self, task: bytes) -> Usage | None:
+        """Return what a running container uses, None where the engine does not tell."""
         ...
 
     async def stop(self, task: bytes, grace_s: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any, Final
 import structlog
 import trio
 
-from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull
+from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull, Usage
 from tasks.executor.containers.disks import MARKER, ContainerDisk, missing_for_disks
 from tasks.executor.containers.engine import Engine, RegistryLogin
 from tasks.executor.containers.errors import (
@@ -29,6 +30,7 @@ from tasks.executor.containers.errors import (
     SettingsDiffer,
 )
 from tasks.executor.containers.images import Images
+from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_stream import LogTail, RotationWatch
 from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
@@ -47,7 +49,7 @@ from tasks.executor.containers.settings import (
 )
 from tasks.executor.containers.watchdog_docker import ContainerWatch
 
-__all__ = ["DockerBackend", "DockerOptions", "engine_facts"]
+__all__ = ["DockerBackend", "DockerOptions", "engine_facts", "usage_of"]
 
 _log = structlog.get_logger("containers")
 
@@ -55,6 +57,8 @@ LOOK_S: Final = 0.5
 ENGINE_PATIENCE_S: Final = 120.0
 """How long an engine that does not answer is waited for: its service may be starting again."""
 STOP_SPARE_S: Final = 30.0
+CLOCK_BACK_S: Final = 60
+"""A log is read from so long before its reader's place on: a clock may have been set back."""
 SIGNALS_MAX: Final = 64
 _SIGNALLED: Final = 128
 _GIB: Final = 1 << 30
@@ -152,6 +156,10 @@ class DockerBackend:
         """Remove the folder of a task (``ContainerBackend``)."""
         await trio.to_thread.run_sync(self.disk(task).remove)
 
+    def socket_folder(self, task: bytes) -> Path:
+        """Return the folder of a container's socket (``ContainerBackend``)."""
+        return self._folder / "sockets" / task.hex()[:32]
+
     # What the engine grants
 
     async def probe(self) -> EngineFacts:
@@ -207,6 +215,7 @@ class DockerBackend:
         started = False
         self._began_ns[task] = time.time_ns()
         try:
+            await trio.to_thread.run_sync(make_socket_folder, self.socket_folder(task))
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
             async with self._choosing_gpus:  # from the choice until the container has their label
                 gpus = await self._free_gpus(request.limits.gpus)
@@ -232,7 +241,7 @@ class DockerBackend:
         disk = self.disk(task)
         inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
         return create_body(
-            request, image, Places(str(disk.root), inputs),
+            request, image, Places(str(disk.root), inputs, str(self.socket_folder(task))),
             {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
             has_init=facts.has_init,
         )  # fmt: skip
@@ -331,6 +340,28 @@ class DockerBackend:
             return Ended(End.OUT_OF_DISK, number, up_s)
         return Ended(End.SIGNALLED if is_signal else End.EXITED, number, up_s)
 
+    async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
+        """Return what a container wrote after a place (``ContainerBackend``)."""
+        found = await self._find(task)
+        selector = LogSelector(after, limit_bytes)
+        if found is not None and found["State"].get("Status") != "created":
+            since_s = max(0, after.ns // 10**9 - CLOCK_BACK_S) if after.number else after.ns // 10**9
+            async with aclosing(self._engine.entries(found["Id"], since_s)) as entries:
+                async for entry in entries:
+                    if not selector.add(entry):
+                        break
+        return selector.part()
+
+    async def usage(self, task: bytes) -> Usage | None:
+        """Return what a container uses (``ContainerBackend``)."""
+        found = await self._find(task)
+        if found is None:
+            return None
+        path = f"/containers/{found['Id']}/stats"
+        usage = usage_of(await self._engine.get(path, **{"stream": "false", "one-shot": "true"}))
+        gpus = str((found["Config"].get("Labels") or {}).get(LABEL_GPUS, ""))
+        return usage if usage is None or not gpus else replace(usage, gpus=tuple(gpus.split(",")))
+
     async def stop(self, task: bytes, grace_s: int) -> None:
         """Ask it to end; kill it after ``grace_s`` (``ContainerBackend``)."""
         self._why.setdefault(task, End.STOPPED)
@@ -427,6 +458,7 @@ class DockerBackend:
         await self._remove_container(task)
         await self.clear(task)
         self._forget(task)
+        await trio.to_thread.run_sync(_remove_folder, self.socket_folder(task))
 
     async def _remove_container(self, task: bytes) -> None:
         found = await self._find(task)
@@ -447,7 +479,33 @@ class DockerBackend:
         for folder in self._folder.glob("[0-9a-f]" * 32):
             if folder.name not in names:
                 await trio.to_thread.run_sync(ContainerDisk(folder).remove)
+        for folder in (self._folder / "sockets").glob("*"):
+            if folder.name not in names:
+                await trio.to_thread.run_sync(_remove_folder, folder)
         return removed
+
+
+def make_socket_folder(folder: Path) -> None:
+    """Make the folder of a container's socket: the container may look into it, no other user gets there."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def usage_of(found: Mapping[str, Any]) -> Usage | None:
+    """Return the usage in the engine's answer, None where it tells none: the container does not run."""
+    cpu, memory = found.get("cpu_stats"), found.get("memory_stats")
+    used = cpu.get("cpu_usage", {}).get("total_usage") if isinstance(cpu, dict) else None
+    held = memory.get("usage") if isinstance(memory, dict) else None
+    if type(used) is not int or type(held) is not int:
+        return None
+    details = memory.get("stats") if isinstance(memory, dict) else None
+    files = details.get("inactive_file", details.get("total_inactive_file", 0)) if isinstance(details, dict) else 0
+    return Usage(used / 10**9, max(0, held - files) if type(files) is int else held)
 
 
 def _pack(archive: IO[bytes], packed: Path, limit: int) -> Outputs:

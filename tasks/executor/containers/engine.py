@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,6 +14,8 @@ import httpx
 import trio
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
+from tasks.executor.containers.log_entries import LogEntry
+from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogFrames
 from tasks.executor.containers.own_calls import OwnCalls
 
@@ -181,6 +183,16 @@ class Engine:
             async for data in answer.aiter_raw():
                 if found := frames.feed(data):
                     yield found
+                await trio.lowlevel.checkpoint()
+
+    async def entries(self, container: str, since_s: int) -> AsyncGenerator[LogEntry, None]:
+        """Yield the entries of a container's log from a second of the engine's clock on."""
+        params = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": str(since_s)}
+        frames = LogFrames()
+        async with self._open("GET", f"/containers/{container}/logs", params=params) as answer:
+            async for data in answer.aiter_raw():
+                for stream, line in frames.frames(data):
+                    yield parse_entry(stream, line)
                 await trio.lowlevel.checkpoint()
 
 

@@ -24,8 +24,12 @@ class LogFrames:
 
     def feed(self, data: bytes) -> bytes:
         """Take what arrived and return the contents of the frames that are now whole. Raises EngineError."""
+        return b"".join(content for _, content in self.frames(data))
+
+    def frames(self, data: bytes) -> list[tuple[int, bytes]]:
+        """Take what arrived and return stream and contents of each frame that is now whole. Raises EngineError."""
         self._buffer += data
-        found = bytearray()
+        found: list[tuple[int, bytes]] = []
         start = 0
         while len(self._buffer) - start >= _HEADER_BYTES:
             header = self._buffer[start : start + _HEADER_BYTES]
@@ -35,10 +39,10 @@ class LogFrames:
             end = start + _HEADER_BYTES + size
             if end > len(self._buffer):
                 break
-            found += self._buffer[start + _HEADER_BYTES : end]
+            found.append((header[0], bytes(self._buffer[start + _HEADER_BYTES : end])))
             start = end
         del self._buffer[:start]
-        return bytes(found)
+        return found
 
 
 class LogTail:

@@ -14,6 +14,8 @@ __all__ = [
     "LABEL_NODE",
     "LABEL_TASK",
     "LOG_FILE_BYTES",
+    "SOCKET_NAME",
+    "SOCKET_PATH",
     "ImageFacts",
     "Places",
     "check_settings",
@@ -33,6 +35,9 @@ RUN_TMPFS_BYTES: Final = 16 << 20
 OOM_SCORE: Final = 500
 """The kernel ends jobs before it ends the node."""
 IMAGE_VOLUMES_MAX: Final = 32
+SOCKET_PATH: Final = "/run/dekube"
+"""Where a container has the folder of its socket."""
+SOCKET_NAME: Final = "job.sock"
 GPU_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
 NO_GPU: Final = "void"
 """What NVIDIA's runtime takes for a container that is none of its business."""
@@ -62,10 +67,14 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Places:
-    """Folders and files of the machine for one container: disk image's root, and inputs by number."""
+    """Folders and files of the machine for one container: disk image's root, inputs by number, socket's folder.
+
+    Without the last it has no socket.
+    """
 
     disk: str
     inputs: tuple[str, ...] = ()
+    socket: str = ""
 
     @property
     def output(self) -> str:
@@ -142,6 +151,8 @@ def mounts_of(request: ContainerRequest, image: ImageFacts, places: Places) -> l
         made.append(_mount(f"{places.disk}/volumes/{number}", path))
     for mount, source in zip(request.mounts, places.inputs, strict=True):
         made.append(_mount(source, mount.path, read_only=True))
+    if places.socket:
+        made.append(_mount(places.socket, SOCKET_PATH, read_only=True))
     return made
 
 
@@ -157,7 +168,9 @@ def free_gpus(lent: Sequence[str], taken: Iterable[str], wanted: int) -> tuple[s
     return tuple(free[:wanted])
 
 
-def environment_of(request: ContainerRequest, gpus: Sequence[str] = ()) -> list[str]:
+def environment_of(
+    request: ContainerRequest, gpus: Sequence[str] = (), *, has_socket: bool = False
+) -> list[str]:  # fmt: skip
     """Return the variables: the request's own win over those of the machine, but for the GPUs that it may see.
 
     Where an engine's default runtime is NVIDIA's, this variable gives a container GPUs that it has not ordered,
@@ -166,6 +179,8 @@ def environment_of(request: ContainerRequest, gpus: Sequence[str] = ()) -> list[
     kept = [text for text in request.environment if text.partition("=")[0] != GPU_VARIABLE]
     own = {text.partition("=")[0] for text in kept}
     machine = [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own]
+    if has_socket:
+        machine.append(f"DEKUBE_SOCKET={SOCKET_PATH}/{SOCKET_NAME}")
     return [*machine, *kept, f"{GPU_VARIABLE}={','.join(gpus) or NO_GPU}"]
 
 
@@ -198,7 +213,8 @@ def create_body(
         ] if gpus else [],
     }  # fmt: skip
     body: dict[str, Any] = {
-        "Image": image.image_id, "User": f"{request.user}:{request.user}", "Env": environment_of(request, gpus),
+        "Image": image.image_id, "User": f"{request.user}:{request.user}",
+        "Env": environment_of(request, gpus, has_socket=bool(places.socket)),
         "Labels": dict(labels), "Tty": False, "OpenStdin": False, "AttachStdin": False, "StopSignal": "SIGTERM",
         "Healthcheck": {"Test": ["NONE"]}, "HostConfig": host,
     }  # fmt: skip

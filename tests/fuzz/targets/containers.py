@@ -8,12 +8,35 @@ import tarfile
 from collections.abc import Iterator
 
 from node.market.container_files import ContainerNote, decode_container_note, encode_container_note
+from node.market.gpu_use import parse_gpu_use
+from node.market.task_views import decode_view_request
+from rpc.protocol.task_views import (
+    Gpu,
+    SeriesPoint,
+    TaskView,
+    ViewQuestion,
+    decode_question,
+    decode_view,
+    encode_question,
+    encode_view,
+)
+from state.primitives.codec import encode
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
 from tasks.executor.containers.images import PullTotals
+from tasks.executor.containers.log_entries import (
+    LogEntry,
+    LogPart,
+    LogPlace,
+    pack_entries,
+    unpack_entries,
+)
+from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogFrames
 from tasks.executor.containers.logins import decode_logins
 from tasks.executor.containers.outputs import pack_outputs
+from tasks.executor.containers.progress_pattern import ProgressPattern
+from tasks.executor.containers.progress_report import decode_report
 from tasks.executor.containers.settings import image_facts
 from tasks.executor.containers.watchdog_use import read_process_table
 from tasks.kinds.container import ExitKind
@@ -24,6 +47,14 @@ OUTPUT_BYTES = 1 << 16
 END = ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"", 0, b"")
 LOG = b"\x01\0\0\0\0\0\0\x05begun\x02\0\0\0\0\0\0\x06failed"
 LOGINS = b'{"auths": {"registry.test:5000": {"auth": "a2VlcGVyOmNvcnJlY3QgaG9yc2U="}}}'
+ENTRIES = (LogEntry(1, 1, b"begun\n"), LogEntry(2, 2, b""))
+LINE = b"2025-01-31T10:00:00.123456789Z begun\n"
+REPORT = b'{"progress": 5, "total": 9, "message": "epoch 1", "metrics": {"loss": 0.25}}'
+QUESTION = ViewQuestion(b"p" * 32, 900, b"s" * 65, LogPlace(5, 1), 4_096, 3)
+VIEW = TaskView(
+    "running", (5, 9), 60, 3, 980, 1 << 20, (Gpu(50, 1_024),), 5, 9, "epoch 1", {"loss": 0.25},
+    (SeriesPoint(1, 5, 4, {"loss": 0.5}),), LogPart(ENTRIES, LogPlace(2, 1), False, True),
+)  # fmt: skip
 PULL = b'{"status": "Downloading", "id": "ab", "progressDetail": {"current": 5, "total": 10}}'
 IMAGE = (
     b'{"Id": "sha256:00", "RepoDigests": ["a@sha256:11"], "RepoTags": ["a:1"], "Size": 5,'
@@ -85,4 +116,36 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "an image of an engine", Target(
         lambda data: image_facts(decode_answer(data)), (IMAGE, json.dumps({"Id": "x"}).encode()),
         ("tasks.executor.containers.settings:image_facts",), (EngineError, ContainerRefused),
+    )  # fmt: skip
+    yield "an entry of a log", Target(
+        lambda data: parse_entry(1, data), (LINE,),
+        ("tasks.executor.containers.log_lines:parse_entry",), (EngineError,),
+    )  # fmt: skip
+    yield "entries of a log", Target(
+        lambda data: unpack_entries(data), (pack_entries(ENTRIES),),
+        ("tasks.executor.containers.log_entries:unpack_entries", "node.market.container_logs:ContainerLogs._load"),
+    )  # fmt: skip
+    yield "a counter in a log", Target(
+        lambda data: ProgressPattern("step ").feed(data), (b"step 12 of 90\n",),
+        ("tasks.executor.containers.progress_pattern:ProgressPattern.feed",),
+    )  # fmt: skip
+    yield (
+        "a report of a container",
+        Target(decode_report, (REPORT,), ("tasks.executor.containers.progress_report:decode_report",)),
+    )
+    yield "a question about a container", Target(
+        canonical(decode_question, encode_question), (encode_question(QUESTION),),
+        ("rpc.protocol.task_views:decode_question",),
+    )  # fmt: skip
+    yield "a request about a container", Target(
+        decode_view_request, (encode([b"t" * 32, encode_question(QUESTION)]),),
+        ("node.market.task_views:decode_view_request",),
+    )  # fmt: skip
+    yield (
+        "what a machine says of a container",
+        Target(lambda data: decode_view(data), (encode_view(VIEW),), ("rpc.protocol.task_views:decode_view",)),
+    )
+    yield "the use of GPUs", Target(
+        lambda data: parse_gpu_use(data.decode("utf-8", "replace"), ("GPU-1", "0")), (b"GPU-1, 0, 51, 1024",),
+        ("node.market.gpu_use:parse_gpu_use",),
     )  # fmt: skip

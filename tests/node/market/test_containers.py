@@ -15,9 +15,15 @@ import tasks.executor.containers.docker
 from node.home.options import DockerOptions
 from node.market.container_files import KEPT_MS, ContainerFiles, ContainerNote
 from node.market.machine import describe_machine
+from node.market.task_views import METHOD_VIEW, TaskViews
+from p2p.base.errors import RequestRefused
 from p2p.blob.store import BlobStore
-from state.primitives.codec import Value
+from rpc.protocol.task_views import ViewQuestion, ViewRefused, encode_question, open_view, view_digest
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
 from state.view.accounts import load_account
+from tasks.custody.wraps import public_key_of
+from tasks.executor.containers.log_entries import LogPlace
 from tasks.kinds.container import ContainerPart, ExitKind, Image, Metering, Mount, MountForm, Process, Storage
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -34,6 +40,11 @@ INPUT = b"input of the container"
 TICK_S = 10
 RATE_MIN = 10**9
 PRICE = 10**16
+_BODY = '{"progress": 5, "total": 9, "metrics": {"loss": 0.25}}'
+REPORT = (
+    f"printf 'POST /progress HTTP/1.1\\r\\nHost: job\\r\\nContent-Length: {len(_BODY)}\\r\\n\\r\\n{_BODY}'"
+    " | unix_pipe $DEKUBE_SOCKET > /scratch/said"
+)
 
 pytestmark = pytest.mark.slow
 
@@ -115,8 +126,9 @@ async def test_a_container_runs_survives_its_node_and_is_paid(world: World, lent
     async with trio.open_nursery() as nursery:
         blob = await lending.start(nursery)
         await nursery.start(lending.machine.run)
-        task = await lending.post("cat /input > /output/copy; echo begun; sleep 14; echo done", blob)
+        task = await lending.post(f"cat /input > /output/copy; echo begun; {REPORT}; sleep 14; echo done", blob)
         await world.mint_until(lambda: bool(lending.names(running=True)), timeout_s=60)
+        await check_seen(lending, nursery, task)
         lending.machine.stop()  # the node goes down, the container goes on
         await trio.sleep(1)
         (name,) = lending.names()
@@ -137,6 +149,40 @@ async def test_a_container_runs_survives_its_node_and_is_paid(world: World, lent
         await check_stopped(lending, blob)
         await check_failed(lending, blob)
         nursery.cancel_scope.cancel()
+
+
+def question(world: World, task: bytes, number: int, secret: bytes, after: LogPlace = LogPlace()) -> bytes:  # noqa: B008
+    """A question about a task, signed by an account."""
+    public, until = public_key_of(secret), world.ledger.head().height + 9
+    signed = view_digest(world.runtime.genesis_hash, task, public, until)
+    return encode_question(ViewQuestion(public, until, account(number).sign(signed), after, 1 << 16, 0))
+
+
+async def check_seen(lending: Lending, nursery: trio.Nursery, task: bytes) -> None:
+    """Its requester sees log and progress of the running container over another node; nobody else does."""
+    world, secret = lending.world, b"s" * 32
+    gateway = Machine(world, 2, "compute")
+    await nursery.start(gateway.network.run)
+    views = TaskViews(world.ledger, gateway.network, gateway.wallet, lambda: None)
+    with trio.fail_after(30):
+        while True:
+            worker, sealed = await views.task_view(task, question(world, task, REQUESTER, secret))
+            view = open_view(sealed, secret, task=task, worker=worker)
+            if view.progress is not None and view.log.entries and view.memory_bytes:
+                break
+            await trio.sleep(0.3)
+    assert worker == lending.machine.wallet.address
+    assert (view.stage, view.progress, view.total, view.metrics) == ("running", 5, 9, {"loss": 0.25})
+    assert [entry.text for entry in view.log.entries] == [b"begun\n"] and view.points[-1].progress == 5
+    worker, sealed = await views.task_view(task, question(world, task, REQUESTER, secret, view.log.place))
+    assert not open_view(sealed, secret, task=task, worker=worker).log.entries
+    with pytest.raises(DecodeError):
+        open_view(sealed, b"x" * 32, task=task, worker=worker)
+    with pytest.raises(ViewRefused):
+        await views.task_view(task, question(world, task, 2, secret))
+    body = encode([task, question(world, task, 2, secret)])
+    with pytest.raises(RequestRefused, match="view_refused"):  # a node that does not check carries it in vain
+        await gateway.network.request(worker, METHOD_VIEW, body)
 
 
 @pytest.mark.nightly

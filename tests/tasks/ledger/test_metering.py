@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from billing.escrow import Purpose, bill_lines, escrow_totals
 from billing.prices import TERA, share_up, work_price
+from state.primitives.errors import DecodeError
 from state.view.accounts import balance_of
 from tasks.kinds.container import ExitKind, Metering
 from tasks.ledger.lifecycle import Phase, Reason
@@ -28,6 +29,7 @@ from tasks.ledger.transitions import (
     SUBMIT_WINDOW,
 )
 from tasks.proofs import window_proof_to_value
+from tasks.spec import decode_spec, encode_spec
 from tests.tasks.containers import (
     PRICE,
     TICK_S,
@@ -384,7 +386,7 @@ def test_a_malformed_meter_is_refused(payload: list[object]) -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        [0, 0, b"", 0, b"", 0], [7, 0, b"", 0, b"", 0], [1, 256, b"", 0, b"", 0], [3, 1, b"", 0, b"", 0],
+        [0, 0, b"", 0, b"", 0], [8, 0, b"", 0, b"", 0], [1, 256, b"", 0, b"", 0], [3, 1, b"", 0, b"", 0],
         [1, 0, b"o" * 32, 0, b"", 0], [1, 0, b"", 5, b"", 0], [1, 0, b"", 0, b"l" * 32, (1 << 20) + 1],
         [1, 0, b"o" * 32, (1 << 32) + 1, b"", 0], [1, 0, b"", 0, b""],
     ],
@@ -433,3 +435,38 @@ def test_whatever_a_machine_meters_its_pay_is_chain_time_at_its_price(
             assert escrow_totals(world.state, task).locked == 0
     world.block()
     assert finish_values(task, 1, end())[0] == task
+
+
+def test_n43_an_idle_end_needs_its_meter_and_pays_whole_ticks_alone() -> None:
+    world = World()
+    host(world, 1)
+    task, worker = started(world)
+    block_until(world, TICK_MS)
+    assert finish(world, worker, task, TICK_S, ExitKind.IDLE) == "meter_mismatch"  # it may stand still
+    assert finish(world, worker, task, TICK_S) is None
+    task, worker = started(world, container(metering=Metering("progress", 300, 1, 2 * TICK_S, "step=")))
+    block_until(world, 3 * TICK_MS)
+    assert meter(world, worker, task, TICK_S) is None
+    assert finish(world, worker, task, TICK_S + 1, ExitKind.IDLE) == "meter_mismatch"
+    assert finish(world, worker, task, 4 * TICK_S, ExitKind.IDLE) == "meter_ahead"
+    assert finish(world, worker, task, 2 * TICK_S, ExitKind.IDLE) is None
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.CONTAINER_EXITED)
+    found = metered(world, task)
+    assert found.seconds == 2 * TICK_S and found.end is not None and found.end.kind is ExitKind.IDLE
+
+
+@pytest.mark.parametrize(
+    "metering",
+    [
+        Metering("reserved", 300, 1, TICK_S), Metering("reserved", 300, 1, 0, "step"),
+        Metering("progress", 300, 1),
+        Metering("progress", 300, 1, TICK_S + 1), Metering("progress", 300, 1, 86_460),
+        Metering("progress", 300, 1, TICK_S, "x" * 65), Metering("progress", 300, 1, TICK_S, "a\nb"),
+        Metering("progress", 300, 1, TICK_S, "step 1"), Metering("other", 300, 1),
+    ],
+)  # fmt: skip
+def test_a_meter_that_no_machine_can_follow_is_refused(metering: Metering) -> None:
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(container(metering=metering)))
+    good = container(metering=Metering("progress", 300, 1, TICK_S, "step="))
+    assert decode_spec(encode_spec(good)) == good

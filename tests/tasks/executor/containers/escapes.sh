@@ -41,3 +41,6 @@ the name of the machine|hostname "$(hostname)"
 the clock|! date -s "$(date '+%Y-%m-%d %H:%M:%S')" 2>&1 | grep "can't set"
 a higher priority|renice -n -5 -p $$
 swap|touch /scratch/swap && swapon /scratch/swap
+the folder of its socket|touch /run/dekube/escape || rm -f /run/dekube/job.sock || mv /run/dekube/job.sock /scratch/s
+the sockets of other containers|ls -a /run/dekube | grep -v -E '^(\.|\.\.|job\.sock)$'
+another socket|find / -xdev -type s 2>/dev/null | grep -v '^/run/dekube/job.sock$' | grep .

@@ -47,7 +47,7 @@ class Machine:
 @contextmanager
 def running_machine(root: Path, options: tuple[str, ...] = ()) -> Iterator[Machine]:
     """Start an engine with its image. Skips where none can run."""
-    skip_without("dockerd", "docker", "busybox")
+    skip_without("dockerd", "docker", "busybox", "gcc")
     with running_engine(root / "engine", options=options) as engine:
         tree = busybox_tree(root / "tree")
         image = engine.import_tree(tree, f"{REPOSITORY}:1")

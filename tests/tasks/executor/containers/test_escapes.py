@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from node.market.container_socket import JobSocket
 from tasks.executor.containers.backend import End
 from tasks.executor.containers.request import NOBODY, InputMount
 from tests.container_engine import ROOT
@@ -62,6 +63,7 @@ async def test_no_container_gets_out(machine: Machine, tmp_path: Path, user: int
     source.parent.mkdir(parents=True)
     source.write_bytes(b"input")
     source.chmod(0o666)
+    JobSocket(backend.socket_folder(TASK), {}).open()
     names = {"HOST_SECRET": str(secret), "HOST_SOCKET": str(machine.engine.socket), "HOST_MARK": MARK[:-1] + "[e]"}
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
