@@ -115,15 +115,8 @@ Body = tuple[tuple[SecretKey, int, list[Value]], ...]
 def forget() -> None:
     """Drop what was built of jobs: those of a block are jobs that no node has seen before."""
     plan._program.cache_clear()
-    for kept in (
-        jobs.kept_job,
-        classifier._plan,
-        tuning_plan._cost,
-        tuning_plan._check,
-        tuning_plan._pattern,
-        tuning_plan._program,
-        finetune._plan,
-    ):
+    tuning_plan._HELD.forget()
+    for kept in (jobs.kept_job, classifier._plan, finetune._plan):
         kept.cache_clear()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.held import Held
 from tasks.engines.plan import PARAMETERS_MAX
-from tasks.engines.tuning_plan import COSTS_HELD_MAX, PROGRAMS_HELD_MAX
 from tasks.programs.adamw import STATE_GROUPS
 from tasks.programs.decoder import (
     DecoderShape,
@@ -23,41 +23,20 @@ from tasks.programs.decoder import (
 from tasks.programs.decoder_units import check_decoder, decoder_cost
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
-from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import layer_parameters, other_parameters
 from tasks.programs.program import Program
-from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
 
 __all__ = ["DecoderPlan"]
 
-CHECKS_HELD_MAX: Final = 256
-"""Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
 
 
-@lru_cache(maxsize=COSTS_HELD_MAX)
-def _cost(shape: DecoderShape, rates: FinetuneRates) -> Cost:
-    return decoder_cost(shape, rates)
-
-
-@lru_cache(maxsize=CHECKS_HELD_MAX)
-def _check(shape: DecoderShape, rates: FinetuneRates) -> None:
-    check_decoder(shape, rates)
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _pattern(shape: DecoderShape, rates: FinetuneRates) -> Pattern:
-    return Pattern(marked_program(shape, rates))
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _program(shape: DecoderShape, rates: FinetuneRates) -> Program:
-    if shape.model.layers <= LAYERS:
-        return decoder_program(shape, rates, checks_bounds=False)
-    like = replace(shape, model=replace(shape.model, layers=LAYERS))
-    return layered_program(_pattern(like, rates), shape.model.layers)
+_HELD: Final = Held(
+    cost=decoder_cost, check=check_decoder, marked=marked_program,
+    program=partial(decoder_program, checks_bounds=False),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,28 +65,22 @@ class DecoderPlan:
 
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""
-        try:
-            _check(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        _HELD.check(self.shape, self.rates)
 
     @property
     def program(self) -> Program:
         """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
-        try:
-            return _program(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        return _HELD.program(self.shape, self.rates)
 
     @property
     def step_units(self) -> int:
         """Work units of one step: those of its program."""
-        return _cost(self.shape, self.rates).units
+        return _HELD.cost(self.shape, self.rates).units
 
     @property
     def step_calls(self) -> int:
         """Calls of the program."""
-        return _cost(self.shape, self.rates).calls
+        return _HELD.cost(self.shape, self.rates).calls
 
     @cached_property
     def parameters(self) -> int:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.tuning_plan import COSTS_HELD_MAX, MODEL_BYTES_MAX, TuningPlan
+from tasks.engines.held import Held
+from tasks.engines.tuning_plan import MODEL_BYTES_MAX, TuningPlan
 from tasks.programs.adamw import Rates
 from tasks.programs.decoder import DecoderShape
-from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.generate import (
     MADE,
@@ -27,43 +27,20 @@ from tasks.programs.generate import (
     tuned_shape,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
-from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import frozen_bytes
 from tasks.programs.program import Program
-from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
 
 __all__ = ["GeneratingPlan"]
 
-PROGRAMS_HELD_MAX: Final = 16
-"""Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 1 MB each."""
-CHECKS_HELD_MAX: Final = 256
-"""Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
 
 
-@lru_cache(maxsize=CHECKS_HELD_MAX)
-def _check(shape: GenerateShape) -> None:
-    check_generate(shape)
-
-
-@lru_cache(maxsize=COSTS_HELD_MAX)
-def _cost(shape: GenerateShape) -> Cost:
-    return generate_cost(shape)
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _pattern(shape: GenerateShape) -> Pattern:
-    return Pattern(marked_program(shape))
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _program(shape: GenerateShape) -> Program:
-    if shape.model.layers <= LAYERS:
-        return generate_program(shape, checks_bounds=False)
-    like = replace(shape, model=replace(shape.model, layers=LAYERS))
-    return layered_program(_pattern(like), shape.model.layers)
+_HELD: Final = Held(
+    cost=generate_cost, check=check_generate, marked=marked_program,
+    program=partial(generate_program, checks_bounds=False),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,18 +64,12 @@ class GeneratingPlan:
 
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""
-        try:
-            _check(self.shape)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        _HELD.check(self.shape)
 
     @property
     def program(self) -> Program:
         """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
-        try:
-            return _program(self.shape)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        return _HELD.program(self.shape)
 
     @cached_property
     def adapter_plan(self) -> TuningPlan | DecoderPlan | None:
@@ -113,12 +84,12 @@ class GeneratingPlan:
     @property
     def step_units(self) -> int:
         """Work units of one step: those of its program."""
-        return _cost(self.shape).units
+        return _HELD.cost(self.shape).units
 
     @property
     def step_calls(self) -> int:
         """Calls of the program."""
-        return _cost(self.shape).calls
+        return _HELD.cost(self.shape).calls
 
     @cached_property
     def parameters(self) -> int:

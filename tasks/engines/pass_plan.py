@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
-from state.primitives.codec import Value
-from state.primitives.errors import DecodeError
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
@@ -28,30 +26,11 @@ from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType, tensor_root
 
 __all__ = [
-    "CHECKS_HELD_MAX", "PROGRAMS_HELD_MAX", "PassPlan", "adapter_plan_of", "llama_of", "llama_value", "root_of",
+    "PassPlan", "adapter_plan_of", "root_of",
 ]  # fmt: skip
 
-PROGRAMS_HELD_MAX: Final = 16
-"""Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 1 MB each."""
-CHECKS_HELD_MAX: Final = 256
-"""Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
-
-
-def llama_value(model: LlamaShape) -> list[Value]:
-    """Return the shape of a decoder as ``llama_of`` reads it."""
-    return [int(one) for one in astuple(model)]
-
-
-def llama_of(value: list[Any]) -> LlamaShape:
-    """Read what ``llama_value`` gives. Raises ProgramInvalid, DecodeError."""
-    match value:
-        case [*sizes, (0 | 1) as tied, (0 | 1) as biased] if len(sizes) == 10 and all(
-            type(one) is int for one in value
-        ):
-            return replace(LlamaShape(*sizes), tied=bool(tied), biased=bool(biased))
-    raise DecodeError("not the shape of a model")
 
 
 def adapter_plan_of(model: LlamaShape, adapter: Adapter) -> TuningPlan:
@@ -121,10 +100,6 @@ class PassPlan(ABC):
     @abstractmethod
     def adapter_step(self) -> int:
         """Steps that the adapters were trained with; 0 without adapters."""
-
-    @abstractmethod
-    def to_value(self) -> list[Value]:
-        """Return the shape of the job as a codec value, without the seed."""
 
     @property
     @abstractmethod

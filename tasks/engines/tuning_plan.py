@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.held import Held
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import (
     FinetuneRates,
@@ -23,7 +24,6 @@ from tasks.programs.finetune import (
     state_tensors,
 )
 from tasks.programs.finetune_units import check_finetune, finetune_cost
-from tasks.programs.layered import LAYERS, Pattern, layered_program
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.program import Program
@@ -36,37 +36,14 @@ MODEL_BYTES_MAX: Final = 1 << 35
 """Tensors of a frozen model: 16 x 10^9 weights."""
 ROWS_BYTES_MAX: Final = DATASET_BYTES_MAX
 """Tensors of the rows."""
-PROGRAMS_HELD_MAX: Final = 16
-"""Programs kept in memory, and patterns of deeper ones: of up to LAYERS layers, 2 MB each."""
-COSTS_HELD_MAX: Final = 4_096
-"""Shapes whose work units are known: every proof of a window asks for them."""
-CHECKS_HELD_MAX: Final = 256
-"""Shapes that are known to be exact."""
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
 
 
-@lru_cache(maxsize=COSTS_HELD_MAX)
-def _cost(shape: FinetuneShape, rates: FinetuneRates) -> Cost:
-    return finetune_cost(shape, rates)
-
-
-@lru_cache(maxsize=CHECKS_HELD_MAX)
-def _check(shape: FinetuneShape, rates: FinetuneRates) -> None:
-    check_finetune(shape, rates)
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _pattern(shape: FinetuneShape, rates: FinetuneRates) -> Pattern:
-    return Pattern(marked_program(shape, rates))
-
-
-@lru_cache(maxsize=PROGRAMS_HELD_MAX)
-def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
-    if shape.model.layers <= LAYERS:
-        return finetune_program(shape, rates, checks_bounds=False)
-    like = replace(shape, model=replace(shape.model, layers=LAYERS))
-    return layered_program(_pattern(like, rates), shape.model.layers)
+_HELD: Final = Held(
+    cost=finetune_cost, check=check_finetune, marked=marked_program,
+    program=partial(finetune_program, checks_bounds=False),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,22 +87,16 @@ class TuningPlan:
 
     def check(self) -> None:
         """Raises UnsupportedJob where a number of the program could leave the exact range."""
-        try:
-            _check(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        _HELD.check(self.shape, self.rates)
 
     @property
     def program(self) -> Program:
         """The program of one step, which ``check`` says is exact. Raises UnsupportedJob for what is no program."""
-        try:
-            return _program(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
+        return _HELD.program(self.shape, self.rates)
 
     @property
     def _cost(self) -> Cost:
-        return _cost(self.shape, self.rates)
+        return _HELD.cost(self.shape, self.rates)
 
     @property
     def step_units(self) -> int:

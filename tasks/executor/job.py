@@ -7,7 +7,7 @@ works on untrusted data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
 from state.primitives.codec import Value, decode, encode
@@ -23,6 +23,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.plan_values import plan_from_value, plan_to_value
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.executor.linking import Links, RunLinks, links_from, links_to_value, run_links_from
@@ -36,14 +37,10 @@ from tasks.executor.playing import (
     play_from,
     play_to_value,
 )
-from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import EVALUATION_LOSSES, FinetuneRates, FinetuneShape
-from tasks.programs.generate import GenerateShape
-from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes
-from tasks.programs.sampling import Sampling
+from tasks.programs.finetune import EVALUATION_LOSSES
+from tasks.programs.llama_shape import frozen_bytes
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -63,8 +60,10 @@ TEXT_MAX: Final = 400
 FrozenPlan: TypeAlias = TuningPlan | GeneratingPlan | PassPlan
 """Of a job with a frozen model."""
 RunPlan: TypeAlias = TrainingPlan | DecoderPlan | FrozenPlan
-_PASSES: Final[Mapping[int, type[EmbeddingPlan] | type[EvaluationPlan]]] = {4: EmbeddingPlan, 6: EvaluationPlan}
-"""Plans that pass once over rows, by the number that stands in a job's bytes."""
+_PLANS: Final[Mapping[int, type[RunPlan]]] = {
+    1: TrainingPlan, 2: TuningPlan, 3: GeneratingPlan, 4: EmbeddingPlan, 5: DecoderPlan, 6: EvaluationPlan,
+}  # fmt: skip
+"""Plans by the number that stands in a job's bytes."""
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
@@ -145,106 +144,22 @@ class Job:
 
     def encode(self) -> bytes:
         """Return the canonical bytes, by which the journal and the process know the job."""
-        plan, rest = self.plan, (self.dataset_root, self.init_root, *self._steps)
-        if isinstance(plan, TrainingPlan):
-            return encode([1, list(plan.widths), *astuple(plan)[1:], *rest])
-        if isinstance(plan, GeneratingPlan):
-            made = plan.shape
-            return encode([
-                3, [int(value) for value in astuple(made.model)],
-                [made.batch, made.rows, made.length, made.new, *(made.sampling or ())],
-                list(made.ends), _adapter_value(made.adapter), plan.seed, self.model_root, self.adapter_root,
-                *rest,
-            ])  # fmt: skip
-        if isinstance(plan, DecoderPlan):
-            trained = plan.shape
-            return encode([
-                5, [int(value) for value in astuple(trained.model)],
-                [trained.batch, trained.length, trained.rows, trained.train_rows], *_rates_value(plan.rates),
-                plan.seed, *rest,
-            ])  # fmt: skip
-        if isinstance(plan, PassPlan):
-            number = next(number for number, kind in _PASSES.items() if isinstance(plan, kind))
-            return encode([number, plan.to_value(), plan.seed, self.model_root, self.adapter_root, *rest])
-        shape, rates = plan.shape, plan.rates
-        return encode([
-            2, [int(value) for value in astuple(shape.model)], [shape.rank, shape.alpha, list(shape.targets)],
-            [
-                shape.batch, shape.length, shape.slots, shape.rows, shape.train_rows, shape.accumulate,
-                shape.evaluate_every, shape.keeps_best, plan.patience,
-            ], *_rates_value(rates), plan.seed, self.model_root, *rest,
-        ])  # fmt: skip
-
-    @property
-    def _steps(self) -> tuple[int, int, int]:
-        return self.total_steps, self.segment_steps, self.window_steps
+        number = next(number for number, kind in _PLANS.items() if type(self.plan) is kind)
+        return encode([number, plan_to_value(self.plan), *(getattr(self, name) for name in _REST)])
 
     @classmethod
     def decode(cls, data: bytes) -> Job:
         """Read a job. Raises DecodeError or UnsupportedJob."""
         match decode(data, limit_bytes=SMALL_FRAME_BYTES):
             case [
-                1, list(widths), str(activation), int(batch), int(rows), int(train_rows), int(shift), bytes(seed),
-                int(rate), int(beta1), int(beta2), int(epsilon), int(decay), bytes(dataset_root), bytes(init_root),
-                int(total), int(segment), int(window),
-            ] if all(type(width) is int for width in widths):  # fmt: skip
-                plan = TrainingPlan(
-                    tuple(widths), activation, batch, rows, train_rows, shift, seed, rate, beta1, beta2, epsilon,
-                    decay,
-                )  # fmt: skip
-                return cls(plan, dataset_root, init_root, total, segment, window)
-            case [
-                2, list(model), [int(rank), int(alpha), list(targets)], list(rows), list(adamw),
-                [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed), bytes(model_root),
-                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
-            ] if (
-                _are_integers(model, 12) and _are_integers(rows, 9) and _are_integers(adamw, 5)
-                and set(model[-2:]) <= {0, 1} and all(type(name) is str for name in targets)
-            ):  # fmt: skip
+                int(number), list(plan), bytes(dataset_root), bytes(init_root), int(total), int(segment),
+                int(window), bytes(model_root), bytes(adapter_root),
+            ] if number in _PLANS:  # fmt: skip
                 try:
-                    shape = FinetuneShape(_llama(model), rank, alpha, tuple(targets), *rows[:-1])
-                    rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
+                    made = plan_from_value(_PLANS[number], plan)
                 except ProgramInvalid as error:
                     raise UnsupportedJob(str(error)) from None
-                tuned = TuningPlan(shape, rates, seed, rows[-1])
-                return cls(tuned, dataset_root, init_root, total, segment, window, model_root)
-            case [
-                3, list(model), list(rows), list(ends), list(adapter), bytes(seed), bytes(model_root),
-                bytes(adapter_root), bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
-            ] if (
-                _are_integers(model, 12) and _are_integers(rows, 7 if len(rows) > 4 else 4)
-                and _are_integers(ends, len(ends)) and set(model[-2:]) <= {0, 1}
-            ):  # fmt: skip
-                try:
-                    batch, count, length, new, *how = rows
-                    made = GenerateShape(
-                        _llama(model), batch, count, length, new, tuple(ends), _adapter(adapter),
-                        Sampling(*how) if how else None,
-                    )  # fmt: skip
-                except ProgramInvalid as error:
-                    raise UnsupportedJob(str(error)) from None
-                decoded = GeneratingPlan(made, seed)
-                return cls(decoded, dataset_root, init_root, total, segment, window, model_root, adapter_root)
-            case [
-                5, list(model), list(rows), list(adamw),
-                [str(schedule), int(warmup), int(rate_steps), int(clip)], bytes(seed),
-                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
-            ] if (
-                _are_integers(model, 12) and _are_integers(rows, 4) and _are_integers(adamw, 5)
-                and set(model[-2:]) <= {0, 1}
-            ):  # fmt: skip
-                try:
-                    trained = DecoderShape(_llama(model), *rows)
-                    rates = FinetuneRates(Rates(*adamw), schedule, warmup, rate_steps, clip)
-                except ProgramInvalid as error:
-                    raise UnsupportedJob(str(error)) from None
-                return cls(DecoderPlan(trained, rates, seed), dataset_root, init_root, total, segment, window)
-            case [
-                int(number), list(shape_value), bytes(seed), bytes(model_root), bytes(adapter_root),
-                bytes(dataset_root), bytes(init_root), int(total), int(segment), int(window),
-            ] if number in _PASSES:  # fmt: skip
-                passed = _PASSES[number].from_value(shape_value, seed)
-                return cls(passed, dataset_root, init_root, total, segment, window, model_root, adapter_root)
+                return cls(made, dataset_root, init_root, total, segment, window, model_root, adapter_root)
             case _:
                 raise DecodeError("not a job")
 
@@ -256,33 +171,7 @@ def model_size(plan: FrozenPlan) -> int:
     return frozen_bytes(plan.shape.model, plan.shape.adapter if isinstance(plan, GeneratingPlan) else None)
 
 
-def _llama(fields: list[Any]) -> LlamaShape:
-    """Return a model's shape. Raises ProgramInvalid."""
-    return replace(LlamaShape(*fields[:-2]), tied=bool(fields[-2]), biased=bool(fields[-1]))
-
-
-def _rates_value(rates: FinetuneRates) -> tuple[list[Value], list[Value]]:
-    return list(rates.adamw), [rates.schedule, rates.warmup_steps, rates.total_steps, rates.clip_nano]
-
-
-def _adapter_value(adapter: Adapter | None) -> list[Value]:
-    return [] if adapter is None else [*adapter[:2], list(adapter.targets), *adapter[3:]]
-
-
-def _adapter(value: list[Any]) -> Adapter | None:
-    """Return the adapters of a job. Raises DecodeError."""
-    match value:
-        case []:
-            return None
-        case [int(rank), int(alpha), list(targets), int(step), int(layout)] if (
-            all(type(one) is str for one in targets)
-        ):  # fmt: skip
-            return Adapter(rank, alpha, tuple(targets), step, layout)
-    raise DecodeError("not adapters")
-
-
-def _are_integers(values: list[Any], count: int) -> bool:
-    return len(values) == count and all(type(value) is int for value in values)
+_REST: Final = tuple(one.name for one in fields(Job) if one.name != "plan")
 
 
 @dataclass(frozen=True)
@@ -365,10 +254,7 @@ class Segment(SegmentRecord):
     @property
     def record(self) -> SegmentRecord:
         """The segment without its state."""
-        return SegmentRecord(
-            self.step_from, self.step_to, self.state_root_before, self.state_root_after, self.work_digest,
-            self.loss_bits, self.compute_ms, diverged=self.diverged, ended=self.ended,
-        )  # fmt: skip
+        return SegmentRecord(**{one.name: getattr(self, one.name) for one in fields(SegmentRecord)})
 
 
 def segment_to_value(segment: Segment) -> list[Value]:

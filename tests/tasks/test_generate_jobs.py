@@ -17,8 +17,8 @@ from tasks.dispute.game import Ending, Side
 from tasks.engines import generating_plan
 from tasks.engines.generating import Generator, first_state
 from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.held import COSTS_HELD_MAX
 from tasks.engines.state import TrainingState
-from tasks.engines.tuning_plan import COSTS_HELD_MAX
 from tasks.ledger.lifecycle import Phase
 from tasks.programs.generate import MADE
 from tasks.programs.layered import LayeredProgram
@@ -147,7 +147,7 @@ def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
 
 def test_the_work_units_of_as_many_jobs_are_known_as_of_fine_tuning() -> None:
     """Each proof of a window asks for them: with jobs of many shapes no validator computes them each time."""
-    assert generating_plan._cost.cache_info().maxsize == COSTS_HELD_MAX
+    assert generating_plan._HELD._costs.cache_info().maxsize == COSTS_HELD_MAX
 
 
 def test_no_validator_builds_all_layers_of_a_deep_model() -> None:

@@ -10,14 +10,16 @@ from state.primitives.errors import DecodeError
 from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.errors import DatasetInvalid, UnsupportedJob
 from tasks.engines.evaluation_plan import EvaluationPlan
+from tasks.engines.plan_values import plan_from_value, plan_to_value
 from tasks.engines.state import TrainingState
 from tasks.models.embedding import texts_of
 from tasks.models.encoders import EncoderFiles, pooling_of
 from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.row_results import METRICS, RECEIPT, VECTOR_FILE, RowReceipt, check_row_folder, row_folder
 from tasks.models.safetensors import read_safetensors, write_safetensors
+from tasks.programs.errors import ProgramInvalid
 from tests.fuzz.targets.base import Target
-from tests.tasks.passed import ADAPTER, SEED, Passed, embedded, evaluated
+from tests.tasks.passed import ADAPTER, Passed, embedded, evaluated
 from tests.tasks.programs.generations import made_adapter
 from tests.tasks.tuned import TINY
 
@@ -46,10 +48,10 @@ def _plan_of(data: bytes) -> None:
         raise DecodeError("not a shape")
     for kind in (EmbeddingPlan, EvaluationPlan):
         try:
-            plan = kind.from_value(value, SEED)
-        except (DecodeError, UnsupportedJob):
+            plan = plan_from_value(kind, value)
+        except (DecodeError, UnsupportedJob, ProgramInvalid):
             continue
-        assert encode(plan.to_value()) == data
+        assert encode(plan_to_value(plan)) == data
 
 
 def _adapter(data: bytes) -> None:
@@ -76,9 +78,9 @@ class _Letters:
 
 def targets() -> Iterator[tuple[str, Target]]:
     yield "shape of a pass", Target(
-        _plan_of, tuple(encode(job.plan.to_value()) for job in (EMBEDDED, EVALUATED, ADAPTED, embedded(TINY))),
-        ("tasks.engines.embedding_plan:EmbeddingPlan.from_value",
-         "tasks.engines.evaluation_plan:EvaluationPlan.from_value"),
+        _plan_of, tuple(encode(plan_to_value(job.plan)) for job in (EMBEDDED, EVALUATED, ADAPTED, embedded(TINY))),
+        ("tasks.engines.plan_values:plan_from_value", "tasks.engines.plan_values:_read",
+         "tasks.engines.plan_values:_read_choice"),
     )  # fmt: skip
     yield "adapters of a pass", Target(
         _adapter, (made_adapter(TINY, ADAPTER, 5).encode(),),
