@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import json
-import re
-import tarfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import click
 
@@ -22,40 +17,41 @@ from node.cli.options import ask_home
 from node.cli.output import json_option, show, show_rows
 from node.cli.session import Session, reading_options
 from node.home.load import load_node_options
-from node.home.paths import Home
 from state.primitives.errors import DekubeError
 
-if TYPE_CHECKING:
-    from node.home.options import NodeOptions
-    from node.market.doctor import Finding
-
-__all__ = ["bundle", "doctor"]
-
-REMOVED: Final = "(removed)"
-_SECRET: Final = re.compile(r"pass|secret|token|key", re.IGNORECASE)
-_USER_OF_URL: Final = re.compile(r"(?<=://)[^/@\s]*@")
+__all__ = ["doctor"]
 
 
-@only_with(("--yes",), "--bundle")
+@only_with(("--yes", "--log"), "--bundle")
 @click.command()
 @reading_options
 @click.option("--bundle", "file", type=OUTPUT_FILE, metavar="FILE", help="Write the facts to FILE (tar.gz).")
+@click.option(
+    "--log",
+    "logs",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="Add the end of a log file to the bundle. Repeatable.",
+)
 @overwrite_option
 @json_option
-def doctor(session: Session, file: Path | None, yes: bool, as_json: bool) -> None:
+def doctor(session: Session, file: Path | None, logs: tuple[Path, ...], yes: bool, as_json: bool) -> None:
     """Check this machine and its node: engine, isolation, memory, disk, clock, ports.
 
-    It runs a job of one step and measures the speed, which takes some seconds. Nothing is changed. The bundle has
-    no key, passphrase or token. The exit status is 1 if there is a fault.
+    It runs a job of one step and measures speed and disk, which takes some seconds. Nothing is changed. The
+    bundle has no key, passphrase or token. The exit status is 1 if there is a fault.
 
     \b
     Examples:
       dekube worker doctor
       dekube worker doctor --bundle facts.tar.gz
+      dekube worker doctor --bundle facts.tar.gz --log node.log
     """
     from node.cli.jobs import write_file
     from node.market.doctor import Verdict, examine
     from node.market.doctor_facts import gather
+    from node.market.support import bundle
 
     check_overwrite(file, yes=yes, option="--bundle")
     home = session.home
@@ -66,7 +62,7 @@ def doctor(session: Session, file: Path | None, yes: bool, as_json: bool) -> Non
     facts = gather(home, options, status=status, entry=_entry(session, status))
     findings = examine(facts)
     if file is not None:
-        write_file(file, bundle(home, options, asdict(facts), findings))
+        write_file(file, bundle(home, options, asdict(facts), findings, logs))
     rows = [
         {"about": one.subject, "verdict": one.verdict.value, "found": one.text, "remedy": one.remedy}
         for one in findings
@@ -87,29 +83,3 @@ def _entry(session: Session, status: Mapping[str, Any] | None) -> Mapping[str, A
         found: dict[str, Any] | None = client.call("dekube_getNode", address=status["address"])["node"]
         return found
     return None
-
-
-def bundle(home: Home, options: NodeOptions, facts: Mapping[str, Any], findings: Sequence[Finding]) -> bytes:
-    """Return a tar.gz of JSON files with facts, findings and options, without secrets.
-
-    Names of options that sound of secrets, users in addresses, and the path of the home are replaced.
-    """
-    from node.home.config import flat_options
-
-    made = {
-        "facts.json": facts,
-        "findings.json": [asdict(one) for one in findings],
-        "options.json": {
-            name: REMOVED if _SECRET.search(name) and value else value
-            for name, value in flat_options(options).items()
-        },
-    }
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w:gz") as archive:
-        for name, value in made.items():
-            text = json.dumps(value, indent=1, sort_keys=True, default=str)
-            data = _USER_OF_URL.sub("", text).replace(str(home.root), "HOME").encode()
-            entry = tarfile.TarInfo(f"dekube-doctor/{name}")
-            entry.size, entry.mtime = len(data), int(time.time())
-            archive.addfile(entry, io.BytesIO(data))
-    return output.getvalue()

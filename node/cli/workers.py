@@ -113,6 +113,15 @@ def _pauses(node: dict[str, Any], now_ms: int) -> list[str]:
     ]
 
 
+def _report(node: dict[str, Any], now_ms: int) -> str | None:
+    """Return what the machine has reported of itself, None for nothing."""
+    found = node.get("tampering")
+    if found is None:
+        return None
+    told = f"a container was tampered with ({found['sign']}), {counted(found['reports'], 'report')} so far"
+    return f"{told}; off the market until {show_time(found['until_ms'])}" if found["until_ms"] > now_ms else told
+
+
 def _gpus(node: dict[str, Any]) -> str:
     return ", ".join(f"{gpu['model']} ({gpu['memory_mib']} MiB)" for gpu in node["gpus"]) or "none: processor"
 
@@ -214,6 +223,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "bond": _bond(node),
             "withheld": _withheld(node),
             "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
+            "own report": _report(node, now_ms),
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",
             "offers": _stay(node),
             "registered": f"height {node['registered_height']}",

@@ -17,6 +17,9 @@ DISK_BYTES_MIN: Final = 2 * _GIB
 """Free space of the home: less than that ends a database."""
 OPEN_FILES_MIN: Final = 4096
 """Files and connections that a process may have open."""
+DISK_MIB_PER_S_MIN: Final = 40
+"""Less than that is a disk with a needle that does something else too, or a card."""
+LINK_MBIT_MIN: Final = 100
 CLOCK_OFF_MS_MAX: Final = 1000
 """How far a clock may differ from the validators'."""
 BEHIND_MS_MAX: Final = 60_000
@@ -63,6 +66,20 @@ class Facts:
     """What it and the machine lack for containers, or why it does not answer."""
     container_users: bool = False
     """It has a user namespace for containers."""
+    container_about: str = ""
+    """Control groups, storage driver and kernel of the engine."""
+    container_gpus_asked: int = 0
+    """GPUs that the options lend to containers."""
+    container_has_gpus: bool = False
+    """The engine has a runtime for GPUs."""
+    disk_mib_per_s: int = 0
+    """How fast the disk of the home takes what is written and synced; 0: not measured."""
+    link_mbit_per_s: int = 0
+    """Speed of the line to the next device; 0: unknown, as in most virtual machines and with radio."""
+    uplink_mbit_per_s: int = 0
+    """Upload rate that the options name; 0: unknown."""
+    is_clock_kept: bool | None = None
+    """The clock is set by the network; None: unknown."""
     gpus: tuple[str, ...] = ()
     driver: str = ""
     """Version of the driver of GPUs, empty if the kernel has none."""
@@ -94,12 +111,16 @@ def examine(facts: Facts) -> Sequence[Finding]:
             _keys,
             _memory,
             _disk,
+            _disk_speed,
             _open_files,
             _engine,
             _isolation,
             _containers,
+            _container_gpus,
             _speed,
             _ports,
+            _line,
+            _clock,
             _node,
             _entry,
         )
@@ -140,6 +161,43 @@ def _disk(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("disk", Verdict.FINE, f"{free:.1f} GiB free")
+
+
+def _disk_speed(facts: Facts) -> Iterator[Finding]:
+    speed = facts.disk_mib_per_s
+    if 0 < speed < DISK_MIB_PER_S_MIN:
+        yield Finding(
+            "disk speed", Verdict.WARNING, f"{speed} MiB/s written and synced; blocks and containers wait for it",
+            "put the home on an SSD, or end what else writes to this disk",
+        )  # fmt: skip
+    elif speed:
+        yield Finding("disk speed", Verdict.FINE, f"{speed} MiB/s written and synced")
+
+
+def _line(facts: Facts) -> Iterator[Finding]:
+    link, uplink = facts.link_mbit_per_s, facts.uplink_mbit_per_s
+    if 0 < link < LINK_MBIT_MIN:
+        yield Finding(
+            "line", Verdict.WARNING, f"{link} Mbit/s to the next device: images and inputs take long",
+            "use a faster port or cable; a task whose image is not here in time is lost",
+        )  # fmt: skip
+    elif link:
+        told = (
+            f"p2p.uplink_mbit_per_s says {uplink} Mbit/s upwards" if uplink else "p2p.uplink_mbit_per_s is not set"
+        )
+        yield Finding("line", Verdict.FINE, f"{link} Mbit/s to the next device; {told}")
+
+
+def _clock(facts: Facts) -> Iterator[Finding]:
+    """Of a node that runs the clock is compared with the validators' (``_node``)."""
+    if facts.status is None and facts.is_clock_kept is not None:
+        if facts.is_clock_kept:
+            yield Finding("clock", Verdict.FINE, "set by the network")
+        else:
+            yield Finding(
+                "clock", Verdict.WARNING, "nothing keeps it: votes and meters need it right to a second",
+                "timedatectl set-ntp true",
+            )  # fmt: skip
 
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
@@ -212,6 +270,17 @@ def _containers(facts: Facts) -> Iterator[Finding]:
         yield Finding("containers", Verdict.FINE, f"engine {facts.container_engine}")
 
 
+def _container_gpus(facts: Facts) -> Iterator[Finding]:
+    if facts.containers and facts.container_engine and facts.container_about:
+        yield Finding("engine of containers", Verdict.FINE, facts.container_about)
+    if facts.containers and facts.container_gpus_asked and not facts.container_has_gpus:
+        yield Finding(
+            "GPUs of containers", Verdict.FAULT,
+            f"{facts.container_gpus_asked} are lent, and the engine has no runtime for them",
+            "install nvidia-container-toolkit, then nvidia-ctk runtime configure --runtime=docker",
+        )  # fmt: skip
+
+
 def _speed(facts: Facts) -> Iterator[Finding]:
     if not _runs_jobs(facts):
         return
@@ -274,6 +343,12 @@ def _entry(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "registry", Verdict.WARNING, "this machine is not registered, or no gateway could be asked",
             "see dekube worker show",
+        )  # fmt: skip
+    elif facts.entry["status"] != "active" and (report := facts.entry.get("tampering")) is not None:
+        yield Finding(
+            "registry", Verdict.WARNING,
+            f"{facts.entry['status']}: by its own report: a container was tampered with ({report['sign']})",
+            "see the log of the node, and docs/security.md (What the watchdog sees); it ends by itself",
         )  # fmt: skip
     elif facts.entry["status"] != "active" or not facts.entry["present"]:
         how = facts.entry["status"] if facts.entry["status"] != "active" else "away"

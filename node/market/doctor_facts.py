@@ -1,4 +1,4 @@
-"""Looks at this machine and its node for ``dekube worker doctor``. Writes nothing."""
+"""Looks at this machine and its node for ``dekube worker doctor``. Leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import resource
 import shutil
 import socket
 import stat
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +35,8 @@ __all__ = ["gather"]
 SECRET_FILES_MAX: Final = 10_000
 """Files of keys whose rights are looked at."""
 PROBE_TIMEOUT_S: Final = 120.0
+SPEED_BYTES: Final = 64 << 20
+SPEED_PART: Final = 4 << 20
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 DRIVER_CHARS: Final = 4096
 _VERSION: Final = re.compile(r"\b\d{3,4}\.\d{1,4}(?:\.\d{1,4})?\b")
@@ -57,6 +62,13 @@ def gather(
         container_engine=engine.version,
         container_missing=engine.missing,
         container_users=engine.has_user_namespace,
+        container_about=engine.about,
+        container_gpus_asked=len(options.executor.docker.gpus),
+        container_has_gpus=engine.has_gpus,
+        disk_mib_per_s=_disk_speed(home.root),
+        link_mbit_per_s=_link_speed(),
+        uplink_mbit_per_s=options.p2p.uplink_mbit_per_s,
+        is_clock_kept=_is_clock_kept(),
         gpus=tuple(f"{gpu.model} ({gpu.memory_mib} MiB)" for gpu in profile.gpus),
         driver=_driver(),
         cores=profile.cores,
@@ -114,6 +126,48 @@ def _driver() -> str:
     except OSError:
         return ""
     return found[0] if found else "unknown"
+
+
+def _disk_speed(folder: Path) -> int:
+    """Return how many MiB a second the disk takes, synced; 0 without room or rights."""
+    if shutil.disk_usage(folder).free < 8 * SPEED_BYTES:
+        return 0
+    data = os.urandom(SPEED_PART)  # zeros may be left out by the disk
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.perf_counter()
+            for _ in range(SPEED_BYTES // SPEED_PART):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            passed_s = time.perf_counter() - began
+    except OSError:
+        return 0
+    return max(1, round(SPEED_BYTES / (1 << 20) / max(passed_s, 1e-3)))
+
+
+def _link_speed(routes: Path = Path("/proc/net/route"), interfaces: Path = Path("/sys/class/net")) -> int:
+    """Return the speed of the interface of the default route in Mbit/s; 0 where it does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in routes.read_text().splitlines()[1:]:
+            name, destination = line.split()[:2]
+            if destination == "00000000":
+                return max(0, int((interfaces / name / "speed").read_text()))
+    return 0
+
+
+def _is_clock_kept() -> bool | None:
+    """Tell whether the network keeps the clock, as far as systemd knows."""
+    if shutil.which("timedatectl") is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["timedatectl", "show", "-p", "NTPSynchronized", "--value"],
+            capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"yes": True, "no": False}.get(done.stdout.strip())
 
 
 def _exposed(home: Home) -> Iterator[str]:

@@ -90,6 +90,8 @@ class EngineFacts:
     has_init: bool = True
     root: str = ""
     gpus: int = 0
+    about: str = ""
+    """Version of control groups, storage driver and kernel, for people."""
 
 
 @dataclass(frozen=True)

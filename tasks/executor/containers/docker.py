@@ -108,6 +108,8 @@ async def engine_facts(engine: Engine) -> EngineFacts:
         any(one == "name=userns" or one == "name=rootless" for one in options),
         "nvidia" in (info.get("Runtimes") or {}),
         (info.get("InitCommit") or {}).get("ID") != "N/A", str(info.get("DockerRootDir", "")),
+        about=f"control groups {info.get('CgroupVersion', '1')} ({info.get('CgroupDriver', 'unknown')}), storage "
+        f"{info.get('Driver', 'unknown')}, kernel {info.get('KernelVersion', 'unknown')}",
     )  # fmt: skip
 
 

@@ -15,10 +15,10 @@ import tomlkit
 from click.testing import CliRunner
 
 from node.cli import group
-from node.cli.doctor import REMOVED, bundle
 from node.home.options import NodeOptions, SignerOptions
 from node.home.paths import Home
 from node.market.doctor import Facts, Finding, Verdict, examine
+from node.market.support import OTHER, bundle
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
 
@@ -56,6 +56,12 @@ def test_a_machine_that_lacks_nothing_has_no_findings_but_fine_ones() -> None:
         ({"exposed": ("/home/n/keys/account.json",)}, "keys", Verdict.FAULT, "account.json"),
         ({"containers": True, "container_missing": ("seccomp",)}, "containers", Verdict.FAULT, "seccomp"),
         ({"containers": True, "container_engine": "20.10"}, "containers", Verdict.WARNING, "user 0"),
+        ({"containers": True, "container_engine": "28.2", "container_users": True, "container_gpus_asked": 2},
+         "GPUs of containers", Verdict.FAULT, "no runtime"),
+        ({"disk_mib_per_s": 12}, "disk speed", Verdict.WARNING, "12 MiB/s"),
+        ({"link_mbit_per_s": 10}, "line", Verdict.WARNING, "10 Mbit/s"),
+        ({"entry": {"status": "suspended", "present": True, "tampering": {"sign": "exec"}}}, "registry",
+         Verdict.WARNING, "tampered with (exec)"),
         ({"memory_available": 1 << 30}, "memory", Verdict.WARNING, "1024 MiB"),
         ({"disk_free": 1 << 30}, "disk", Verdict.FAULT, "1.0 GiB free"),
         ({"disk_free": 20 << 30}, "disk", Verdict.WARNING, "store 64.0 GiB"),
@@ -86,6 +92,21 @@ def test_each_thing_that_a_machine_lacks_is_found_with_a_remedy(
     assert text in found.text and found.remedy
 
 
+def test_a_fast_disk_a_line_and_a_clock_are_told_too() -> None:
+    facts = replace(
+        FINE, disk_mib_per_s=900, link_mbit_per_s=10_000, uplink_mbit_per_s=200, status=None, entry=None,
+        is_clock_kept=True, containers=True, container_engine="28.2", container_users=True,
+        container_about="control groups 2 (systemd), storage overlay2, kernel 6.1",
+    )  # fmt: skip
+    found = {one.subject: one for one in examine(facts)}
+    for subject in ("disk speed", "line", "clock", "engine of containers"):
+        assert found[subject].verdict is Verdict.FINE and not found[subject].remedy
+    assert {one.verdict for one in examine(replace(facts, is_clock_kept=False)) if one.subject == "clock"} == {
+        Verdict.WARNING
+    }
+    assert not [one for one in examine(replace(facts, is_clock_kept=None)) if one.subject == "clock"]
+
+
 def test_the_command_looks_at_the_machine_and_its_bundle_has_no_secret(home: Home, tmp_path: Path) -> None:
     """The real job and measurement, with an exposed key and a port that is taken."""
     key = home.root / "keys" / "account.json"
@@ -102,11 +123,12 @@ def test_the_command_looks_at_the_machine_and_its_bundle_has_no_secret(home: Hom
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
     found = {(one["subject"], one["verdict"]) for one in json.loads(done.output)}
     assert {("keys", "fault"), ("ports", "fault"), ("node", "warning")} <= found
+    assert "disk speed" in {subject for subject, _ in found}
     assert ("engine", "ok") in found and ("speed", "fault") not in found
     with tarfile.open(file) as archive:
         names = archive.getnames()
         told = b"".join(archive.extractfile(name).read() for name in names)  # type: ignore[union-attr]
-    assert names == [f"dekube-doctor/{name}.json" for name in ("facts", "findings", "options")]
+    assert names == [f"dekube-doctor/{name}.json" for name in ("facts", "findings", "options", "versions")]
     secret = json.loads(key.read_text(encoding="utf-8"))["crypto"]["ciphertext"]
     assert secret.encode() not in told and str(home.root).encode() not in told
     for path in (home.root / "keys").iterdir():
@@ -119,5 +141,5 @@ def test_options_that_sound_of_secrets_and_users_in_addresses_are_not_in_a_bundl
     data = bundle(home, options, {}, [Finding("keys", Verdict.FAULT, f"see {home.root}/keys", "")])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         made = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}  # type: ignore[union-attr]
-    assert json.loads(made["dekube-doctor/options.json"])["signer.vote_key"] == REMOVED
+    assert json.loads(made["dekube-doctor/options.json"])["signer.vote_key"] == OTHER
     assert "hunter2" not in "".join(made.values()) and "see HOME/keys" in made["dekube-doctor/findings.json"]
