@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import OUTPUT_FILE
+from node.cli.arguments import OUTPUT_FILE, PathName
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.option_conflicts import only_with
 from node.cli.options import ask_home
@@ -29,7 +29,7 @@ __all__ = ["doctor"]
 @click.option(
     "--log",
     "logs",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(),
     multiple=True,
     metavar="FILE",
     help="Add the end of a log file to the bundle. Repeatable.",
@@ -39,8 +39,8 @@ __all__ = ["doctor"]
 def doctor(session: Session, file: Path | None, logs: tuple[Path, ...], yes: bool, as_json: bool) -> None:
     """Check this machine and its node: engine, isolation, memory, disk, clock, ports.
 
-    It runs a job of one step and measures speed and disk, which takes some seconds. Nothing is changed. The
-    bundle has no key, passphrase or token. The exit status is 1 if there is a fault.
+    It runs a job of one step, and measures speed and disk in some seconds. Nothing is changed. The bundle has
+    no key, passphrase or token. The exit status is 1 if there is a fault.
 
     \b
     Examples:

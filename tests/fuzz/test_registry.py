@@ -37,6 +37,8 @@ OWN_FILE = "a file that this very program wrote for itself; refused by a typed e
 EXEMPT = {
     "node.cli.run:_process_at": "three numbers of the kernel about who listens at a socket",
     "testnet.bench_sync:_damage_and_repair": "what a command that it started has printed",
+    "node.market.masking:secrets_of_document": "files of the owner; tests/node/market/test_support.py draws texts",
+    "node.market.support:_plain": "values that this program has made",
     "node.cli.verify:_read": OF_A_TARGET,
     "node.cli.verify:read_folder": OF_A_TARGET,
     "rpc.client.webhooks:read_webhook": "a signed message; tests/rpc/client/test_webhooks.py draws others",
