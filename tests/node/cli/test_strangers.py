@@ -51,9 +51,9 @@ WINDOW = window_json(0, HOSTILE) | {
     "reason": HOSTILE, "proof": PROOF, "verifiers": [SEAT], "jurors": [SEAT], "sampled": [HOSTILE],
 }  # fmt: skip
 SPEC = {
-    "schedule": {"total_steps": 5}, "max_price_per_tera_unit": "5", "kind": HOSTILE, "batch": HOSTILE,
-    "model": {"name": HOSTILE, "widths": [HOSTILE]}, "optimiser": {"name": HOSTILE}, "profile": HOSTILE,
-    "dataset": {"blob": HOSTILE},
+    "schedule": {"total_steps": 5, "window_steps": 5}, "max_price_per_tera_unit": "5", "kind": HOSTILE,
+    "batch": HOSTILE, "model": {"name": HOSTILE, "widths": [HOSTILE]}, "optimiser": {"name": HOSTILE},
+    "profile": HOSTILE, "dataset": {"blob": HOSTILE},
 }  # fmt: skip
 TASK = task_json(HOSTILE) | {
     "reason": HOSTILE, "spec": SPEC, "final_root": HOSTILE, "state_root": HOSTILE,
@@ -68,7 +68,7 @@ MACHINE = {
     "sponsor": HOSTILE, "sponsored": "1", "sponsor_leaving": "1", "sponsor_leaves_ms": 1,
     "sponsor_share_bps": 1, "withhold_bps": 1, "withhold_until": "1", "withheld": "1", "backing": "1",
     "memory_mib": HOSTILE, "valid_streak": HOSTILE, "reputation_milli": 1, "registered_height": HOSTILE,
-    "tampering": {"sign": HOSTILE, "reports": 1, "until_ms": 2**50}, "notice_ms": 1, "until_ms": None,
+    "tampering": {"sign": HOSTILE, "reports": 1, "until_ms": 2**40}, "notice_ms": 1, "until_ms": None,
     "version": HOSTILE, "measured_rate": 1, "trial": {"phase": HOSTILE, "checked": True, "ask_from_ms": 1},
 }  # fmt: skip
 DUTY = {"action": HOSTILE, "task": HOSTILE, "window": HOSTILE, "segments": [HOSTILE]}
