@@ -20,7 +20,7 @@ TESTNET_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dev ml models peft help testnet demo-llm picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
-  release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients compose lock wheels image clean
+  release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients test-stores compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,10 +89,10 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation
 
 unit: $(VENV)/dev.stamp ## unit and property tests
-	$(UNIT) -m "not cluster and not compose"
+	$(UNIT) -m "not cluster and not compose and not s3"
 
 unit-quick: $(VENV)/dev.stamp ## unit tests without those that are marked slow
-	$(UNIT) -m "not slow and not cluster and not compose"
+	$(UNIT) -m "not slow and not cluster and not compose and not s3"
 
 fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has not had them; resumes where it stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
@@ -101,7 +101,7 @@ fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has n
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 100 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --without-nightly tests/simulation
 
-nightly: nightly-tests test-clients fuzz sim-nightly market disputes ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
+nightly: nightly-tests test-clients test-stores fuzz sim-nightly market disputes ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
 
 nightly-tests: $(VENV)/dev.stamp ## tests marked nightly, which `make test` leaves out
 	$(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile -m nightly
@@ -131,9 +131,10 @@ NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-re
 networks: $(VENV)/dev.stamp ## cluster and test-wallets at once: what waits beside what computes
 	$(NETWORKS) -m cluster $(CLUSTER) tests/wallets
 
-after-test: $(VENV)/dev.stamp ## what follows `make test` before a merge: containers, and beside them compiled clients (CLIENTS, BLOCKS)
+after-test: $(VENV)/dev.stamp ## what follows `make test` before a merge: containers, compiled clients (CLIENTS, BLOCKS), an S3 server
 	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
-	  $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster or compose" tests/testnet/test_compose.py tests/clients
+	  $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster or compose or s3" tests/testnet/test_compose.py tests/clients \
+	  tests/rpc/client/stores
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(NETWORKS) -m cluster $(CLUSTER)
@@ -145,6 +146,9 @@ test-clients: $(VENV)/dev.stamp ## go-ethereum, alloy and web3j, compiled, over 
 	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
 	  $(BIN)/pytest -q -m cluster tests/clients
 
+test-stores: $(VENV)/dev.stamp ## inputs and results in a real S3 server, which Go builds once (a minute)
+	$(BIN)/pytest -q -m s3 tests/rpc/client/stores
+
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
 	$(BIN)/pytest -q -m compose tests/testnet
 
@@ -155,6 +159,7 @@ lock: $(VENV)/dev.stamp ## update the pinned versions of all dependencies
 	$(LOCK) -o requirements.lock
 	$(LOCK) --extra dev -o requirements-dev.lock
 	$(LOCK) --extra ml -c requirements-dev.lock -o requirements-ml.lock
+	$(LOCK) --extra s3 -c requirements-dev.lock -o requirements-s3.lock
 	$(LOCK) --extra models -c requirements-dev.lock -o requirements-models.lock
 	$(LOCK) --extra ml --extra models --extra peft -c requirements-ml.lock -c requirements-models.lock -o requirements-peft.lock
 

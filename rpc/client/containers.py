@@ -5,20 +5,21 @@ Nothing about a container is proven. What its machine says of it is shown as wha
 
 from __future__ import annotations
 
-import io
+import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rpc.client.api import each
 from rpc.client.blobs import Progress
 from rpc.client.core import Core, Flow, RunBlocking, gather, hexed
 from rpc.client.errors import NoResult
+from rpc.client.packing import MOUNT_SENT_BYTES_MAX, PackedFile, folder_for_large_files, pack_source
 from rpc.client.results import Machine
-from rpc.client.tasks import Places, ask_task, fetch_blob, spec_of
-from state.primitives.manifests import manifest_of
+from rpc.client.tasks import Places, ask_task, fetch_blob, fetch_file, spec_of
+from state.primitives.manifests import BlobTooLarge
 from tasks.kinds.container import LOG_BYTES_MAX, METER_PROGRESS, Mount, MountForm
-from tasks.kinds.folders import ArchiveInvalid, pack, unpack
+from tasks.kinds.folders import ArchiveInvalid, unpack
 from tasks.requests.containing import ContainerRequest, MountRequest
 from tasks.requests.errors import RequestInvalid
 from tasks.spec import JobSpec, Requirements, container_job, container_of
@@ -28,15 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ContainerJob", "ContainerResult", "ask_container", "make_container"]
 
-MOUNT_SENT_BYTES_MAX: Final = 1 << 30
-"""Bytes of a mount that this version packs: it is held in memory."""
-
 
 class ContainerJob(NamedTuple):
-    """A container and the blobs of its mounts, in the order of their paths."""
+    """A container and its packed mounts, in the order of their paths."""
 
     spec: JobSpec
-    blobs: tuple[bytes, ...]
+    blobs: tuple[PackedFile, ...]
     notes: tuple[str, ...]
     model: bytes = b""
     rows: bytes = b""
@@ -61,11 +59,11 @@ class ContainerResult(NamedTuple):
 
 def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) -> ContainerJob:
     """Return the job of a request, with its mounts packed. Raises RequestInvalid."""
-    mounts, blobs = list[Mount](), list[bytes]()
+    mounts, blobs = list[Mount](), list[PackedFile]()
     for wanted in request.mounts:
         content, form = _packed(request, wanted)
         blobs.append(content)
-        mounts.append(Mount(wanted.path, manifest_of(io.BytesIO(content)).blob_id, len(content), form))
+        mounts.append(Mount(wanted.path, content.blob, content.size_bytes, form))
     part = request.part._replace(storage=request.part.storage._replace(mounts=tuple(mounts)))
     wanted_of = request.settings
     spec = container_job(
@@ -81,31 +79,22 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
     return ContainerJob(spec, tuple(blobs), tuple(notes))
 
 
-def _packed(request: ContainerRequest, wanted: MountRequest) -> tuple[bytes, MountForm]:
+def _packed(request: ContainerRequest, wanted: MountRequest) -> tuple[PackedFile, MountForm]:
     """Return what a mount has. Raises RequestInvalid, which names the file."""
-    source = Path(wanted.source)
+
+    def wrong(text: str, code: str | None = None) -> RequestInvalid:
+        return RequestInvalid(text, file=request.file, field="mounts", code=code)
+
     try:
-        if source.is_dir():
-            return pack(source, limit_bytes=MOUNT_SENT_BYTES_MAX), MountForm.FOLDER
-        if not source.is_file():
-            raise RequestInvalid(
-                f"no file or folder {wanted.source}, which is to be at {wanted.path}",
-                file=request.file,
-                field="mounts",
-            )
-        with source.open("rb") as file:
-            content = file.read(MOUNT_SENT_BYTES_MAX + 1)
+        return pack_source(Path(wanted.source))
+    except FileNotFoundError:
+        raise wrong(f"no file or folder {wanted.source}, which is to be at {wanted.path}") from None
     except ArchiveInvalid as error:
-        raise RequestInvalid(
-            f"{wanted.source}: {error}", file=request.file, field="mounts", code=error.code
-        ) from None
+        raise wrong(f"{wanted.source}: {error}", error.code) from None
+    except BlobTooLarge:
+        raise wrong(f"{wanted.source}: more than {MOUNT_SENT_BYTES_MAX} bytes") from None
     except OSError as error:
-        raise RequestInvalid(f"{wanted.source}: {error.strerror}", file=request.file, field="mounts") from None
-    if len(content) > MOUNT_SENT_BYTES_MAX:
-        raise RequestInvalid(
-            f"{wanted.source}: more than {MOUNT_SENT_BYTES_MAX} bytes", file=request.file, field="mounts"
-        )
-    return content, MountForm.FILE
+        raise wrong(f"{wanted.source}: {error.strerror}") from None
 
 
 def ask_container(
@@ -134,14 +123,27 @@ def ask_container(
             if end["output"] is None:
                 raise NoResult(f"the container of task {hexed(task)} left no output")
             most = container_of(spec).storage.output_bytes_max
-            packed = yield from fetch_blob(core, places, bytes.fromhex(end["output"][2:]), most)
-            files = yield RunBlocking(partial(unpack, io.BytesIO(packed), folder, limit_bytes=most))
+            files = yield from _unpacked(core, places, bytes.fromhex(end["output"][2:]), most, folder)
     elif folder is not None:
         raise NoResult(f"task {hexed(task)} is {record.phase}: its machine has said nothing of an end")
     return ContainerResult(
         task, record.phase, record.reason, meter["seconds"], int(meter["paid"]),
         None if end is None else end["kind"], None if end is None else end["code"], logs, files,
     )  # fmt: skip
+
+
+def _unpacked(core: Core, places: Places, output: bytes, most: int, folder: Path) -> Flow[int]:
+    """Fetch an output into a file and unpack that: no output is held in memory."""
+    with tempfile.TemporaryDirectory(prefix="dekube-", dir=folder_for_large_files()) as near:
+        packed = Path(near) / "output"
+        yield from fetch_file(core, places, output, most, packed)
+
+        def write() -> int:
+            with packed.open("rb") as file:
+                return unpack(file, folder, limit_bytes=most)
+
+        files: int = yield RunBlocking(write)
+    return files
 
 
 def _places(

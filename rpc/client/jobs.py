@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,10 +20,13 @@ from rpc.client.containers import ask_container
 from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
+from rpc.client.packing import PackedFile, placed
 from rpc.client.results import CustodyTerms, TaskQuote
+from rpc.client.stores import PutReport, fetch_request, fetch_source, put_folder
 from rpc.client.tasks import CreatedTask, TaskResult, ask_custody_terms, ask_quote, ask_result, ask_task, put_file
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
+from state.primitives.errors import StoreError
 from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
@@ -74,16 +76,17 @@ class SignedJob(NamedTuple):
 
 def make_job(
     request: Request, *, seed: bytes, max_price_per_tera_unit: int, match_ms: int = MATCH_MS,
-    data: bytes | None = None, tuned: Tuned | None = None,
+    data: bytes | None = None, tuned: Tuned | None = None, progress: Progress | None = None,
 ) -> MadeJob:  # fmt: skip
     """Return the job of a request, with its blobs; ``data`` is taken instead of the file of that name.
 
     ``tuned`` is the result of the task that the request names as ``adapter``: what ``result`` gives. Where it
-    names a task as its data, ``data`` is what ``rows_from`` gives.
+    names a task as its data, ``data`` is what ``rows_from`` gives. What URLs of stores name is fetched first;
+    ``progress`` is of that.
 
     It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
-    a missing extra.
+    a missing extra or of a store.
     """
     from rpc.client.making import MAKERS, JobTerms, file_of  # with NumPy
     from state.primitives.errors import DecodeError
@@ -95,6 +98,7 @@ def make_job(
 
     if data is None and read_ref(request.data) is not None:
         raise RequestInvalid("the result of its task is needed", file=request.file, field="data")
+    request = fetch_request(request, progress=progress)
     if data is None:
         data = file_of(request.data, request.file, "data") if request.data else b""
     try:
@@ -142,7 +146,7 @@ def at_price(job: MadeJob, max_price_per_tera_unit: int) -> MadeJob:
     return job._replace(spec=job.spec._replace(max_price_per_tera_unit=max_price_per_tera_unit))
 
 
-def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
+def blobs_of(job: MadeJob) -> tuple[bytes | PackedFile, ...]:
     """Return the contents that workers of a job fetch; the last are its rows."""
     if job.spec.is_metered:
         return tuple(getattr(job, "blobs", ()))
@@ -150,18 +154,25 @@ def blobs_of(job: MadeJob) -> tuple[bytes, ...]:
 
 
 def put_contents(
-    core: Core, contents: Sequence[bytes], *, control: Path | None = None, key: SecretKey | None = None,
-    progress: Progress | None = None,
+    core: Core, contents: Sequence[bytes | PackedFile], *, control: Path | None = None,
+    key: SecretKey | None = None, progress: Progress | None = None,
 ) -> Flow[tuple[bytes, ...]]:  # fmt: skip
-    """Put contents where workers find them, as ``upload`` puts a file; return their names."""
+    """Put contents where workers find them, as ``upload`` puts a file; return their names.
+
+    Raises StoreError if a file changed after it was packed.
+    """
     # Beside the control socket: the node, which may be in another container, opens the file by its path.
     place = None if control is None else control.parent
     found = []
     for content in contents:
-        with tempfile.NamedTemporaryFile(dir=place, suffix=".blob") as file:
-            yield RunBlocking(partial(file.write, content))
-            file.flush()
-            found.append((yield from put_file(core, Path(file.name), control=control, key=key, progress=progress)))
+        try:
+            file: PackedFile = yield RunBlocking(partial(placed, content, place))
+        except OSError as error:
+            raise StoreError(f"{error.filename or place}: {error.strerror}") from None
+        name = yield from put_file(core, file.path, control=control, key=key, progress=progress)
+        if name != file.blob:
+            raise StoreError(f"{file.path}: it changed after it was read")
+        found.append(name)
     return tuple(found)
 
 
@@ -547,6 +558,29 @@ def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:
     )  # fmt: skip
 
 
+def _fetch_source(
+    _core: Core, source: str, *, cache: Path | None = None, progress: Progress | None = None
+) -> Flow[Path]:  # fmt: skip
+    """Return the file or folder that has what a URL of a store names; it is fetched into the user's cache.
+
+    Raises SourceInvalid, or a StoreError whose ``code`` says what happened (docs/sdk.md).
+    """
+    found: Path = yield RunBlocking(partial(fetch_source, source, cache=cache, progress=progress))
+    return found
+
+
+def _put_folder(
+    _core: Core, folder: Path, to: str, *, about: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Flow[PutReport]:  # fmt: skip
+    """Write a file or the files of a folder to a store or folder; the manifest with their hashes comes last.
+
+    Run again, it sends only what is missing. Raises SourceInvalid, or a StoreError.
+    """
+    report: PutReport = yield RunBlocking(partial(put_folder, folder, to, about=about, progress=progress))
+    return report
+
+
 class JobApi:
     """Methods of both clients about jobs of one's own model and data."""
 
@@ -562,3 +596,5 @@ class JobApi:
     embed = FlowMethod(_embed)
     evaluate = FlowMethod(_evaluate)
     put_contents = FlowMethod(put_contents)
+    fetch_source = FlowMethod(_fetch_source)
+    put_folder = FlowMethod(_put_folder)

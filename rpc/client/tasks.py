@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -85,6 +86,7 @@ __all__ = [
     "TaskUpdate",
     "ask_custody_terms",
     "ask_quote",
+    "fetch_file",
     "put_file",
     "spec_of",
     "step_of",
@@ -613,6 +615,27 @@ def fetch_blob(
     return data
 
 
+def fetch_file(core: Core, places: Places, blob: bytes, limit_bytes: int, to: Path) -> Flow[None]:
+    """Write the content of a blob to the new file ``to``. Raises NoResult if it is not available."""
+    if places.control is not None:
+        control = places.control
+        yield RunBlocking(partial(_fetch_blocking, control, blob, places.sources, partial(_move, to=to)))
+        return
+    file = places.folder / blob.hex()
+    try:
+        yield from download(core, blob, file, task=places.task, progress=places.progress, limit_bytes=limit_bytes)
+    except ClientError as error:
+        raise NoResult(f"blob {hexed(blob)}: {error}") from None
+    yield RunBlocking(partial(_move, file, to))
+
+
+def _move(file: Path, to: Path) -> None:
+    try:
+        shutil.move(file, to)
+    except OSError as error:
+        raise NoResult(f"{to}: {error.strerror}") from None
+
+
 def _take(file: Path) -> bytes:
     """Return the content of a file and delete the file."""
     try:
@@ -623,7 +646,9 @@ def _take(file: Path) -> bytes:
     return data
 
 
-def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
+def _fetch_blocking(
+    control: Path, blob: bytes, sources: list[bytes], take: Callable[[Path], Any] = Path.read_bytes
+) -> Any:
     # Beside the control socket: the node, which may be in another container, writes the file by its path.
     with tempfile.TemporaryDirectory(prefix="dekube-", dir=control.parent) as folder:
         target = os.path.join(folder, "blob")
@@ -632,7 +657,7 @@ def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
                 control, "fetch_blob", timeout_s=FETCH_TIMEOUT_S, blob=blob.hex(),
                 sources=[source.hex() for source in sources], path=target,
             )  # fmt: skip
-            return Path(target).read_bytes()
+            return take(Path(target))
         except DekubeError as error:
             if error.code == "node_unavailable":
                 raise

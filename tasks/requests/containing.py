@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import posixpath
 import re
 from typing import Any, Final, NamedTuple
 
@@ -59,7 +58,7 @@ _SPAN_S: Final = {"hours": 3_600, "minutes": 60}
 
 
 class MountRequest(NamedTuple):
-    """A file or folder of this machine, and where the container has it, read only."""
+    """A file or folder of this machine, or the URL of a store, and where the container has it, read only."""
 
     source: str
     path: str
@@ -269,7 +268,7 @@ def _mounts(fields: JobFields) -> tuple[MountRequest, ...]:
     for item in fields.listed("mounts") or ():
         match item:
             case {"source": str(source), "path": str(path)} if len(item) == 2 and source and "\0" not in source:
-                found.append(MountRequest(posixpath.join(posixpath.dirname(fields.file), source), path))
+                found.append(MountRequest(fields.located("mounts", source), path))
             case _:
                 raise fields.wrong("mounts", "mounts: a list of {source: FILE OR FOLDER, path: PATH IN CONTAINER}")
     return tuple(sorted(found, key=lambda mount: mount.path))

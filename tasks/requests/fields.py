@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
+from tasks.requests.sources import SourceInvalid, located, place_of
 
 __all__ = ["BY_TASK", "JobFields", "Place"]
 
@@ -91,10 +91,20 @@ class JobFields:
         return value
 
     def path(self, name: str) -> str:
-        """Return a path; a relative one starts at the folder of the file."""
+        """Return a path, or the URL of a store; a relative path starts at the folder of the file."""
         if self.text(name).startswith(BY_TASK):
             raise self.wrong(name, f"{name}: a file expected; the result of a task cannot be one here")
-        return posixpath.join(posixpath.dirname(self._file), self.text(name))
+        return self.located(name, self.text(name))
+
+    def located(self, name: str, source: str) -> str:
+        """Return a source that the field ``name`` names; a relative path starts at the folder of the file."""
+        try:
+            place_of(source)
+        except SourceInvalid as error:
+            wrong = self.wrong(name, f"{name}: {error}")
+            wrong.code = error.code  # type: ignore[misc]
+            raise wrong from None
+        return located(self._file, source)
 
     def whole(self, name: str, otherwise: int, least: int = 1) -> int:
         """Return a whole number."""

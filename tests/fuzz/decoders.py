@@ -20,6 +20,7 @@ from tests.fuzz.targets import (
     relay,
     rpc,
     state,
+    stores,
     tasks,
     testnet,
 )
@@ -27,7 +28,22 @@ from tests.fuzz.targets.base import Target
 
 __all__ = ["SOURCES", "TARGETS", "Target"]
 
-_PACKAGES = (state, consensus, p2p, passes, relay, tasks, containers, disputes, rpc, node, api, testnet, commands)
+_PACKAGES = (
+    state,
+    consensus,
+    p2p,
+    passes,
+    relay,
+    tasks,
+    containers,
+    disputes,
+    rpc,
+    stores,
+    node,
+    api,
+    testnet,
+    commands,
+)
 _FOUND = tuple((name, target, package) for package in _PACKAGES for name, target in package.targets())
 TARGETS = {name: target for name, target, _ in _FOUND}
 SOURCES = {name: Path(str(package.__file__)) for name, _, package in _FOUND}

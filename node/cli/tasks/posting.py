@@ -203,6 +203,7 @@ def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, 
     made = make_job(
         request, seed=_seed(recipe.seed or terms.seed), max_price_per_tera_unit=price or MAX_PRICE_DEFAULT,
         match_ms=match_ms or MATCH_S_DEFAULT * 1000, tuned=tuned, data=rows_of(client, request, session.control()),
+        progress=show_progress("Fetching"),
     )  # fmt: skip
     for note in made.notes:
         say(f"Note: {note}.")

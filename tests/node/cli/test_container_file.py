@@ -82,10 +82,13 @@ def test_its_mounts_are_the_blobs_that_are_uploaded(folder: Path, tmp_path: Path
     mounts = container_of(job.spec).storage.mounts
     assert blobs_of(job) == job.blobs
     for mount, blob in zip(mounts, job.blobs, strict=True):
-        assert (mount.blob, mount.size_bytes) == (manifest_of(io.BytesIO(blob)).blob_id, len(blob))
-    unpack(io.BytesIO(job.blobs[0]), tmp_path / "again", limit_bytes=1 << 20)
+        content = blob.path.read_bytes()
+        assert (mount.blob, mount.size_bytes) == (manifest_of(io.BytesIO(content)).blob_id, len(content))
+        assert (blob.blob, blob.size_bytes) == (mount.blob, mount.size_bytes)
+    with job.blobs[0].path.open("rb") as packed:
+        unpack(packed, tmp_path / "again", limit_bytes=1 << 20)
     assert (tmp_path / "again" / "inner" / "rows.txt").read_text() == "rows"
-    assert job.blobs[1] == b"print(1)"
+    assert job.blobs[1].path == folder / "main.py"  # no copy of a single file
     assert made(folder).spec == job.spec  # the same files are the same job
 
 

@@ -1,0 +1,312 @@
+"""Fetching inputs from a store into a cache of this machine: resumed, checked, with bounded memory.
+
+Each object is fetched in ranges of one version; ranges on disk are not fetched again. What is in the cache and
+unchanged in the store is not fetched at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rpc.client.stores.bucket import Bucket, Head
+from rpc.client.stores.errors import StoreChanged, StoreChecksum, StoreMissing, of_file
+from rpc.client.stores.listing import Stored
+from rpc.client.stores.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, Entry, decode_manifest
+from rpc.client.stores.resuming import NOTE_BYTES_MAX, PART_BYTES, Note, bounds, parts_of
+from state.primitives.errors import DekubeError, StoreError
+from tasks.requests.sources import LocalPlace, ObjectPlace, is_url, place_of
+
+if TYPE_CHECKING:
+    from tasks.requests.reading import Request
+
+__all__ = ["cache_folder", "fetch_request", "fetch_source"]
+
+Progress = Callable[[int, int], None]
+
+FILES_AT_ONCE: Final = 4
+READS_AT_ONCE: Final = 4
+"""Ranges in memory at once: 32 MiB in all."""
+KEPT_S: Final = 14 * 24 * 3_600
+"""Sources that nobody has used for so long are removed from the cache."""
+STATE_BYTES_MAX: Final = 64 << 20
+_HASHED_BYTES: Final = 1 << 20
+_FIELDS: Final = ("data", "model", "tokenizer", "validation")
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user's copies of stores."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "dekube" / "stores"
+
+
+def fetch_request(request: Request, *, progress: Progress | None = None) -> Request:
+    """Return the request with paths of this machine instead of URLs; what they name is fetched.
+
+    Raises RequestInvalid, whose ``code`` is that of the store's error.
+    """
+    from tasks.requests.errors import RequestInvalid
+
+    made: Any = request
+
+    def local(source: str, field: str) -> str:
+        if not is_url(source):
+            return source
+        try:
+            return str(fetch_source(source, progress=progress))
+        except DekubeError as error:
+            raise RequestInvalid(str(error), file=request.file, field=field, code=error.code) from None
+
+    mounts = getattr(request, "mounts", ())
+    if any(is_url(mount.source) for mount in mounts):
+        made = made._replace(
+            mounts=tuple(mount._replace(source=local(mount.source, "mounts")) for mount in mounts)
+        )
+    for field in _FIELDS:
+        value = getattr(made, field, "")
+        if isinstance(value, str) and is_url(value):
+            made = made._replace(**{field: local(value, field)})
+    found: Request = made
+    return found
+
+
+def fetch_source(source: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """Return the file or folder of this machine that has what a source names.
+
+    Raises SourceInvalid, StoreDenied, StoreMissing, StoreChanged, StoreFull, StoreChecksum, StoreUnreachable,
+    StoreRefused, StoreTooLarge, StoreExtraMissing, StoreError.
+    """
+    match place_of(source):
+        case LocalPlace(path):
+            if not Path(path).exists():
+                raise StoreMissing(f"{path}: no such file or folder")
+            return Path(path)
+        case ObjectPlace() as place:
+            return _Fetch(place, cache or cache_folder(), progress).run()
+
+
+class _Have(NamedTuple):
+    """A file of the cache: which version of an object it is, and its time on disk."""
+
+    etag: str
+    size_bytes: int
+    mtime_ns: int
+
+
+class _Fetch:
+    """Fetches one source. One process at a time does that for a source."""
+
+    def __init__(self, place: ObjectPlace, cache: Path, progress: Progress | None) -> None:
+        self._place, self._bucket, self._progress = place, Bucket(place.bucket), progress
+        name = hashlib.sha256(f"{self._bucket.endpoint}\n{place.url}".encode()).hexdigest()[:32]
+        self._cache, self._folder = cache, cache / name
+        self._content, self._parts = self._folder / "content", self._folder / "parts"
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._done = self._all = 0
+        self._have: dict[str, _Have] = {}
+        self._entries: dict[PurePosixPath, Entry] = {}
+
+    def run(self) -> Path:
+        place = self._place
+        is_single, listing = self._bucket.find(place.key, is_folder=place.is_folder)
+        objects = listing.objects
+        self._all = listing.size_bytes
+        with self._locked():
+            if not is_single:
+                objects = self._of_manifest(objects)
+            self._have = self._read_state()
+            self._drop_others({str(stored.path) for stored in objects})
+            missing = [stored for stored in objects if not self._is_here(stored)]
+            self._tell(sum(stored.size_bytes for stored in objects) - sum(one.size_bytes for one in missing))
+            try:
+                self._fetch_all(missing)
+            finally:
+                self._write_state()
+            self._tell(self._all - self._done)
+        return self._content / objects[0].path if is_single else self._content
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._content.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._parts.mkdir(exist_ok=True, mode=0o700)
+            with (self._folder / "lock").open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.utime(self._folder)
+                self._remove_old()
+                yield
+        except OSError as error:
+            raise of_file(self._folder, error) from None
+
+    def _remove_old(self) -> None:
+        oldest = time.time() - KEPT_S
+        for other in self._cache.iterdir():
+            with suppress(OSError):
+                if other != self._folder and other.stat().st_mtime < oldest:
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def _of_manifest(self, objects: list[Stored]) -> list[Stored]:
+        """Return the objects without a manifest of a result; what that says is checked. Raises StoreMissing."""
+        if not any(str(stored.path) == MANIFEST_NAME for stored in objects):
+            return objects
+        prefix = self._place.key + "/" if self._place.key else ""
+        self._entries = decode_manifest(self._bucket.read_small(prefix + MANIFEST_NAME, MANIFEST_BYTES_MAX))
+        found = {stored.path: stored for stored in objects}
+        for path, entry in self._entries.items():
+            if path not in found:
+                raise StoreMissing(f"{self._place.url}: {path} stands in the manifest and is not there")
+            if found[path].size_bytes != entry.size_bytes:
+                raise StoreChecksum(f"{self._place.url}: {path} has another size than the manifest says")
+        manifest = next(stored for stored in objects if str(stored.path) == MANIFEST_NAME)
+        self._all -= manifest.size_bytes
+        return [stored for stored in objects if stored is not manifest]
+
+    # What is here
+
+    def _read_state(self) -> dict[str, _Have]:
+        """Return what the cache has. It is our own file: damage means that everything is fetched."""
+        try:
+            with (self._folder / "state.json").open("rb") as file:
+                document = json.loads(file.read(STATE_BYTES_MAX))
+            return {path: _Have(str(etag), int(size), int(at)) for path, (etag, size, at) in document.items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+
+    def _write_state(self) -> None:
+        temporary = self._folder / "state.new"
+        with suppress(OSError):  # without it everything is fetched again
+            temporary.write_text(json.dumps(self._have))
+            temporary.replace(self._folder / "state.json")
+
+    def _is_here(self, stored: Stored) -> bool:
+        have = self._have.get(str(stored.path))
+        try:
+            found = (self._content / stored.path).lstat()
+        except OSError:
+            return False
+        return have == _Have(stored.etag, found.st_size, found.st_mtime_ns) and found.st_size == stored.size_bytes
+
+    def _drop_others(self, kept: set[str]) -> None:
+        """Remove files that are no longer in the store, and empty folders."""
+        for parent, folders, files in os.walk(self._content, topdown=False):
+            for name in files:
+                path = Path(parent) / name
+                if str(path.relative_to(self._content)) not in kept:
+                    path.unlink()
+            for name in folders:
+                with suppress(OSError):
+                    (Path(parent) / name).rmdir()
+        self._have = {path: have for path, have in self._have.items() if path in kept}
+
+    # Fetching
+
+    def _fetch_all(self, missing: list[Stored]) -> None:
+        with ThreadPoolExecutor(READS_AT_ONCE) as reads, ThreadPoolExecutor(FILES_AT_ONCE) as files:
+            try:
+                waiting = [files.submit(self._fetch_one, stored, reads) for stored in missing]
+                for future in wait(waiting, return_when=FIRST_EXCEPTION).done:
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                files.shutdown(wait=False, cancel_futures=True)
+                reads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _fetch_one(self, stored: Stored, reads: ThreadPoolExecutor) -> None:
+        """Fetch one object into the cache. Raises StoreError."""
+        if self._stop.is_set():
+            return
+        head = self._bucket.head(stored.key)
+        if (head.etag, head.size_bytes) != (stored.etag, stored.size_bytes):
+            raise StoreChanged(f"s3://{self._place.bucket}/{stored.key}: changed since it was listed; try again")
+        name = hashlib.sha256(stored.key.encode()).hexdigest()[:32]
+        part, notes = self._parts / name, self._parts / f"{name}.notes"
+        target = self._content / stored.path
+        try:
+            self._fetch_parts(stored, part, notes, reads)
+            self._check(stored, head, part, notes)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target)
+            notes.unlink(missing_ok=True)
+            found = target.lstat()
+        except OSError as error:
+            raise of_file(target, error) from None
+        with self._lock:
+            self._have[str(stored.path)] = _Have(stored.etag, found.st_size, found.st_mtime_ns)
+
+    def _fetch_parts(self, stored: Stored, part: Path, notes: Path, reads: ThreadPoolExecutor) -> None:
+        note = Note(stored.etag, stored.size_bytes, frozenset())
+        if part.exists() and notes.exists():
+            with notes.open("rb") as file:
+                note = Note.read(file.read(NOTE_BYTES_MAX + 1), stored.etag, stored.size_bytes)
+        if not note.done:
+            part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "r+b"), notes.open("wb", buffering=0) as noted:
+            noted.write(note.head + b"".join(b"%d\n" % number for number in sorted(note.done)))
+            if stored.size_bytes:
+                os.posix_fallocate(descriptor, 0, stored.size_bytes)  # a full disk is noticed before the transfer
+            done = (bounds(number, stored.size_bytes, PART_BYTES) for number in note.done)
+            self._tell(sum(end - first for first, end in done))
+
+            def fetch(number: int) -> None:
+                if self._stop.is_set():
+                    return
+                first, end = bounds(number, stored.size_bytes, PART_BYTES)
+                content = self._bucket.read(stored.key, stored.etag, first, end, stop=self._stop)
+                os.pwrite(descriptor, content, first)
+                noted.write(b"%d\n" % number)
+                self._tell(end - first)
+
+            numbers = [one for one in range(parts_of(stored.size_bytes, PART_BYTES)) if one not in note.done]
+            waiting = [reads.submit(fetch, number) for number in numbers]
+            try:
+                for future in wait(waiting, return_when=FIRST_EXCEPTION).done:
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                raise
+            finally:
+                for future in waiting:
+                    future.cancel()
+                wait(waiting)  # none writes after the file is closed
+            os.fsync(descriptor)
+
+    def _check(self, stored: Stored, head: Head, part: Path, notes: Path) -> None:
+        """Check the whole content by the hashes that are known of it. Raises StoreChecksum."""
+        if self._stop.is_set():
+            raise StoreError("the transfer was stopped")
+        entry = self._entries.get(stored.path)
+        wanted = {"sha256": {entry.sha256} if entry is not None else set(), "md5": set[str]()}
+        if head.sha256:
+            wanted["sha256"].add(head.sha256)
+        if head.md5 and not wanted["sha256"]:
+            wanted["md5"].add(head.md5)
+        for name, hashes in wanted.items():
+            if not hashes:
+                continue
+            found = hashlib.new(name, usedforsecurity=False)
+            with part.open("rb") as file:
+                while piece := file.read(_HASHED_BYTES):
+                    found.update(piece)
+            if hashes != {found.hexdigest()}:
+                part.unlink()
+                notes.unlink(missing_ok=True)
+                where = f"s3://{self._place.bucket}/{stored.key}"
+                raise StoreChecksum(f"{where}: its content does not have the {name} that is named for it")
+
+    def _tell(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if self._progress is not None:
+                self._progress(min(self._done, self._all), max(self._all, 1))
