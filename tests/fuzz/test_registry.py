@@ -65,7 +65,6 @@ EXEMPT = {
     "rpc.client.stores.bucket:Bucket.read_small": OF_A_TARGET,
     "rpc.client.stores.bucket:Bucket.read": "bytes of an object, which its hash checks; tests/rpc/client/stores",
     "rpc.client.stores.fetching:_Fetch._read_state": OWN_FILE,
-    "tasks.evaluations:_numbers": "values of a length that was checked",
     "node.home.models:_read": OF_A_TARGET,
     "node.home.models:_record": OWN_FILE,
     "state.primitives.codec:decode_stored": "a record of one's own state: tests/fuzz/state_records.py",

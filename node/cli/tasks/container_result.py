@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import click
 from node.cli.blobs import download_folder, show_progress
 from node.cli.output import counted, show, show_amount, show_fields
 from node.cli.session import Session
+from node.cli.tasks.storing import put_result
 from node.cli.tasks.told import UNPROVEN
 from node.cli.tasks.watch import say
 from node.cli.terminal import printable
@@ -22,10 +24,17 @@ __all__ = ["show_container"]
 LINES_SHOWN: Final = 40
 """Lines of the logs that are shown; all of them are in the file beside the output."""
 LOG_FILE: Final = ".log"
+LOG_STORED: Final = "dekube-container.log"
+"""The logs among the files of an output that goes to a store, unless it has a file of that name."""
 
 
-def show_container(session: Session, client: Client, task: bytes, out: Path | None, *, as_json: bool) -> None:
-    """Fetch what a container left, and show how it ended. Raises ConfigError, NoResult, ArchiveInvalid."""
+def show_container(
+    session: Session, client: Client, task: bytes, out: Path | None, *, to: str | None = None, as_json: bool
+) -> None:  # fmt: skip
+    """Fetch what a container left, and show how it ended; with ``to`` the folder ``out`` is put to that store.
+
+    Raises ConfigError, NoResult, ArchiveInvalid, StoreError.
+    """
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: a new or empty folder expected, for the output of a container")
     say("Fetching the logs and the output ..." if out is not None else "Fetching the logs ...")
@@ -37,7 +46,13 @@ def show_container(session: Session, client: Client, task: bytes, out: Path | No
         downloads=download_folder(),
     )
     log = None
-    if out is not None:
+    stored: dict[str, Any] = {}
+    if out is not None and to is not None:
+        with suppress(FileExistsError), (out / LOG_STORED).open("xb") as file:
+            file.write(found.logs)
+        about = {"task": hexed(task), "exit": str(found.kind), "code": str(found.code)}
+        stored = put_result(out, to, about)
+    elif out is not None:
         log = out.with_name(out.name + LOG_FILE)
         log.write_bytes(found.logs)
     text = found.logs.decode("utf-8", "replace")
@@ -45,7 +60,7 @@ def show_container(session: Session, client: Client, task: bytes, out: Path | No
         "task": hexed(task), "phase": found.phase, "reason": found.reason, "proved": False, "exit": found.kind,
         "code": found.code, "seconds": found.seconds, "paid": str(found.paid),
         "files": found.files if out is not None else None,
-        **({} if out is None else {"folder": str(out), "log": str(log)}),
+        **({} if log is None else {"folder": str(out), "log": str(log)}), **stored,
     }  # fmt: skip
     if as_json:
         show({**answer, "logs": text})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -12,11 +13,12 @@ from node.cli.arguments import OUTPUT_FILE, TASK, PathName, WholeNumber
 from node.cli.blobs import download_folder, show_progress
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
-from node.cli.option_conflicts import only_with
+from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, session_options
 from node.cli.tasks.container_result import show_container
 from node.cli.tasks.custody import show_garbage
+from node.cli.tasks.storing import put_result, temporary_out
 from node.cli.tasks.watch import record_of, say
 from rpc.client import NoResult
 from rpc.client.core import hexed
@@ -36,7 +38,8 @@ COMPLETIONS: Final = ".jsonl"
 """Suffix of a file of completions."""
 
 
-@only_with(("--yes", "--base", "--model"), "--out")
+@only_with(("--yes", "--base", "--model"), "--out", "--to")
+@not_with(("--to",), "--out")
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
@@ -44,6 +47,7 @@ COMPLETIONS: Final = ".jsonl"
               help="Write the result to FILE. The suffix selects the format: "
               f"{', '.join(FORMATS)}, {COMPLETIONS}. With --base: a folder of adapters. Without a "
               "suffix: the folder of a trained language model, of vectors or losses.")  # fmt: skip
+@click.option("--to", metavar="STORE", help="Write the result to s3://BUCKET/PREFIX, or into a folder.")
 @click.option("--base", default="", metavar="NAME",
               help="For a folder of adapters: name or path of the model that loads them.")  # fmt: skip
 @click.option("--model", type=PathName(), metavar="PATH",
@@ -57,8 +61,8 @@ COMPLETIONS: Final = ".jsonl"
 @overwrite_option
 @json_option
 def result(
-    session: Session, task_id: bytes, out: Path | None, base: str, model: Path | None, stops: tuple[str, ...],
-    window: int | None, step: int | None, yes: bool, as_json: bool,
+    session: Session, task_id: bytes, out: Path | None, to: str | None, base: str, model: Path | None,
+    stops: tuple[str, ...], window: int | None, step: int | None, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fetch the result and verify its proof; a classifier is also tested.
 
@@ -77,6 +81,9 @@ def result(
     transformers. Vectors of texts, and losses of rows, are folders too. `dekube verify` checks them.
     Completions of prompts are a file of JSON lines, in the order of the prompts.
 
+    With --to the files are uploaded, and then a manifest with their hashes. Repeated, the command sends
+    only what is missing. Keys of S3 come from the variables and files of AWS.
+
     \b
     Examples:
       dekube task result 0x1234... --out model.npz
@@ -85,11 +92,33 @@ def result(
       dekube task result 0x1234... --out my-model
       dekube task result 0x1234... --out completions.jsonl --model models/tiny
       dekube task result 0x1234... --out my-vectors
+      dekube task result 0x1234... --to s3://my-bucket/results
     """
     if window is not None and step is not None:
         raise click.UsageError("--window and --step: give one of them")
     if stops and (model is None or "" in stops):
         raise click.UsageError("--stop ends texts, which are written with --model; an empty one ends nothing")
+    with nullcontext(out) if to is None else temporary_out(session, task_id, to, base) as place:
+        asked = _Asked(task_id, place, to, base, model, stops, window, step)
+        _show_result(session, asked, yes=yes, as_json=as_json)
+
+
+class _Asked(NamedTuple):
+    """What is fetched, and where it is written; ``to`` is the store that it is put to then."""
+
+    task: bytes
+    out: Path | None
+    to: str | None
+    base: str
+    model: Path | None
+    stops: tuple[str, ...]
+    window: int | None
+    step: int | None
+
+
+def _show_result(session: Session, asked: _Asked, *, yes: bool, as_json: bool) -> None:
+    """Fetch a result, write it, and show it."""
+    task_id, out, to, base, model, stops, window, step = asked
     is_folder = bool(base) or (out is not None and not out.suffix)
     is_lines = out is not None and out.suffix == COMPLETIONS and not base
     if model is not None and not is_lines:
@@ -102,7 +131,7 @@ def result(
         record = record_of(client, task_id)
         spec = spec_of(record)
         if spec.is_metered:
-            show_container(session, client, task_id, out, as_json=as_json)
+            show_container(session, client, task_id, out, to=to, as_json=as_json)
             return
         why = record.reason.replace("_", " ")
         if record.has_ended and not record.final_windows:
@@ -156,7 +185,9 @@ def result(
         answer |= _told_completions(found, done)
     elif is_tested:
         answer |= _tested(found)
-    if out is not None:
+    if out is not None and to is not None:
+        answer |= put_result(out, to, {"task": hexed(task_id), "step": str(found.state.step)})
+    elif out is not None:
         answer["file"] = str(out)
     if not as_json and answer.get("accuracy") is not None:
         answer["accuracy"] = f"{answer['accuracy']:.2%} ({answer['right']} of {answer['samples']} unseen samples)"

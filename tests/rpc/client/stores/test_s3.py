@@ -195,7 +195,7 @@ def test_an_object_that_changes_is_noticed_and_then_fetched_whole(
     source.write_bytes(content(40 << 20, 3))
     put_folder(source, "s3://bucket/x", notes=world.notes)
     real = rpc.client.stores.bucket.Bucket.read
-    changed = []
+    changed: list[int] = []
 
     def read(
         self: rpc.client.stores.bucket.Bucket, key: str, etag: str, first: int, end: int, **more: object
