@@ -1,6 +1,6 @@
 """Logs of containers for those who may read them: live from the engine, and for a day after the end from a file.
 
-Every byte passes through ``shown``, so that a mask for secrets has one place.
+A mask for secrets has one place, ``shown``: it sees the whole log of an engine, live and before it is kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ READERS_MAX: Final = 2
 """Logs that are read from the engine at the same time: it looks through all of a log for each."""
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
 
-Mask = Callable[[bytes], bytes]
-"""Takes the bytes of an entry and returns what may be shown of it."""
+Mask = Callable[[tuple[LogEntry, ...]], tuple[LogEntry, ...]]
+"""Takes the entries of a whole log and returns as many, with what may be shown of each."""
 
 
 class ContainerLogs:
@@ -44,14 +44,13 @@ class ContainerLogs:
         self._backend, self._folder = backend, folder
         self._readers = trio.CapacityLimiter(READERS_MAX)
         self.masks: dict[bytes, Mask] = {}
+        """What hides parts of a task's log; set before its container starts or is taken up."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def shown(self, task: bytes, entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
         """Return what may be shown of entries: the one place where a log is filtered."""
         mask = self.masks.get(task)
-        if mask is None:
-            return entries
-        return tuple(entry._replace(text=mask(entry.text)) for entry in entries)
+        return entries if mask is None else mask(entries)
 
     async def read(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
         """Return what a container wrote after a place. Raises EngineUnavailable, EngineError."""
@@ -59,8 +58,11 @@ class ContainerLogs:
         if kept is not None:
             return select_entries(kept, after, limit_bytes)
         async with self._readers:
-            part = await self._backend.log(task, after, limit_bytes)
-        return part._replace(entries=self.shown(task, part.entries))
+            if task not in self.masks:
+                return await self._backend.log(task, after, limit_bytes)
+            # What is to be hidden may lie over two entries, so over two parts: a mask sees the whole log.
+            whole = await self._backend.log(task, LogPlace(), KEPT_BYTES_MAX)
+        return select_entries(self.shown(task, whole.entries), after, limit_bytes)
 
     async def keep(self, task: bytes) -> None:
         """Keep the log of a container that has ended, before it is removed."""

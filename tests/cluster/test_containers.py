@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 SMALL = ("--validators", "3", "--workers", "1", "--no-task", *parameters(10_000), "--parameter", "tasks.call_ms=0")
 RUN_S = 60.0
-SCRIPT = "cat /in/text; sleep 25; cp /in/text /output/copy; echo done"
+SCRIPT = "cat /in/text; echo step 3 of 9 >&2; sleep 25; cp /in/text /output/copy; echo done"
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def test_a_container_from_a_file_outlives_kill_9_of_its_node(lent: Machine, tmp_
             f"kind: container\nimage: {REPOSITORY}@{lent.image_id}\ncommand: [/bin/sh, -c, '{SCRIPT}']\n"
             "mounts:\n  - {source: text, path: /in/text}\noutput: /output\noutput_mib: 1\nbudget: 100 DKB\n"
             f"cores: 1\nmemory_mib: 64\ndisk_mib: 32\nminutes: 2\ntick_s: 10\ngrace_s: 300\nrate: {rate}\n"
+            "idle_minutes: 2\nprogress_pattern: 'step '\n"
         )
         (tmp_path / "text").write_text("a text\n")
         watched = subprocess.Popen(
@@ -81,9 +82,20 @@ def kill_its_node(net: Network, lent: Machine) -> None:
     """Kill the node once a tick is metered; the container goes on meanwhile."""
     (name,) = wait_for(lambda: names(lent), "the container runs", patience_s=RUN_S)
     wait_for(lambda: own_seconds(net), "a tick is metered", patience_s=RUN_S)
+    (item,) = net.call("validator-0", "dekube_getTasks")["items"]
+    follows = subprocess.Popen(
+        [sys.executable, "-m", "node", "task", "logs", item["id"], "--follow", "--home",
+         str(net.root / "validator-0")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    live = run_here("task", "show", item["id"], "--home", net.root / "validator-0")["live"]
+    assert (live["stage"], live["progress"]) == ("running", 3) and live["memory_bytes"], live
     net.verb("kill", "worker-0")
     assert names(lent) == [name]
     net.verb("restart", "worker-0")
+    said, errors = follows.communicate(timeout=2 * RUN_S)
+    assert said == "a text\ndone\n", errors  # it went on where it was, over the kill of its node
+    assert "step 3 of 9" in errors
 
 
 def own_seconds(net: Network) -> int:
@@ -101,5 +113,5 @@ def check_result(net: Network, task: str, folder: Path) -> None:
     told = run_here("task", "result", task, "--out", folder, "--home", net.root / "validator-0")
     assert (told["phase"], told["exit"], told["code"], told["proved"]) == ("settled", "exited", 0, False)
     assert told["seconds"] >= 20 and int(told["paid"]) > 0
-    assert told["logs"] == "a text\ndone\n"
+    assert sorted(told["logs"].splitlines()) == ["a text", "done", "step 3 of 9"]
     assert (folder / "copy").read_text() == "a text\n"

@@ -22,6 +22,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.adapters import rows_of, tuned_of
+from node.cli.tasks.container_live import live_lines
 from node.cli.tasks.group import (
     MEMBERS_MAX,
     check_seats,
@@ -35,7 +36,7 @@ from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, plain_dataset
 from node.cli.tasks.private import PrivateTask, check_budget, kept_input, seat_terms, send_ask
 from node.cli.tasks.told import told_job
-from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
+from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, record_of, say, watch_to_end
 from node.cli.workflows import create_all, quote_all
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from node.market.private_jobs import INPUTS, put_private
@@ -518,7 +519,7 @@ def create(
             posted = _post_members(session, order, yes=yes)
             tell_posted(client, *posted, watches=watches, as_json=as_json)
             return
-        _tell_created(client, *_post_one(session, order, yes=yes), watches=watches, as_json=as_json)
+        _tell_created(client, *_post_one(session, order, yes=yes), session if watches else None, as_json=as_json)
 
 
 class _Wanted(NamedTuple):
@@ -681,25 +682,26 @@ def _post_one(session: Session, order: _Order, *, yes: bool) -> tuple[bytes, Rec
 
 
 def _tell_created(
-    client: Client, task: bytes, receipt: Receipt, locked: int, shared: Mapping[str, Any], *, watches: bool,
-    as_json: bool,
+    client: Client, task: bytes, receipt: Receipt, locked: int, shared: Mapping[str, Any],
+    watching: Session | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print what was created, and follow it if asked to. Raises TaskEnded unless it settles then."""
+    """Print what was created; with a session, follow it. Raises TaskEnded unless it settles then."""
     answer = {
         "task": hexed(task),
         "transaction": receipt.transaction_hash,
         "height": receipt.block.height,
-        "locked": str(locked) if as_json or watches else show_amount(locked),
+        "locked": str(locked) if as_json or watching is not None else show_amount(locked),
         **shared,
     }
-    if not watches:
+    if watching is None:
         show_fields(answer, as_json=as_json)
         if not as_json:
             click.echo(f"\nFollow it: {next_command('task', 'watch', hexed(task))}")
         return
     if not as_json:
         click.echo(f"Task {hexed(task)}")
-    answer["phase"] = watch_to_end(client, task, as_json, WATCH_TIMEOUT_S)
+    with live_lines(watching, record_of(client, task), partial(say, err=as_json)):
+        answer["phase"] = watch_to_end(client, task, as_json, WATCH_TIMEOUT_S)
     if as_json:
         show(answer)
     expect_settled(task, str(answer["phase"]))

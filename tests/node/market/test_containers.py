@@ -40,6 +40,7 @@ INPUT = b"input of the container"
 TICK_S = 10
 RATE_MIN = 10**9
 PRICE = 10**16
+RESERVED = Metering("reserved", 3_600, 0)
 _BODY = '{"progress": 5, "total": 9, "metrics": {"loss": 0.25}}'
 REPORT = (
     f"printf 'POST /progress HTTP/1.1\\r\\nHost: job\\r\\nContent-Length: {len(_BODY)}\\r\\n\\r\\n{_BODY}'"
@@ -87,13 +88,15 @@ class Lending:
             sending.start_soon(self.world.wallet(number).send, kind, payload)
             await self.world.mint_until(lambda: not sending.child_tasks)
 
-    async def post(self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"") -> bytes:
+    async def post(
+        self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"", metering: Metering = RESERVED
+    ) -> bytes:
         """Post a container; return the task's id."""
         image = Image(REPOSITORY, digest or bytes.fromhex(self.lent.image_id.removeprefix("sha256:")))
         part = ContainerPart(
             image, Process(("/bin/sh", "-c", script), (), 65_534),
             Storage((Mount("/input", blob, len(INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
-            Metering("reserved", 3_600, 0),
+            metering,
         )  # fmt: skip
         spec = container_job(
             part, ticks=ticks, tick_s=TICK_S, max_price_per_tera_unit=PRICE,
@@ -266,3 +269,23 @@ def test_notes_keep_the_blobs_of_an_end_for_a_day(tmp_path: Path) -> None:
     assert again.get(b"\2" * 32) is None and again.get(b"\1" * 32) is not None
     again.tidy(1_000 + KEPT_MS, frozenset())
     assert again.get(b"\1" * 32) is None
+
+
+@pytest.mark.nightly
+async def test_a_container_that_stands_still_is_ended_and_paid_until_then(
+    world: World, lent: EngineMachine
+) -> None:
+    """With the meter ``progress``: a counter in the log moves for a while, then stands still for a tick."""
+    lending = Lending(world, lent)
+    async with trio.open_nursery() as nursery:
+        blob = await lending.start(nursery)
+        await nursery.start(lending.machine.run)
+        script = "for i in 1 2 3 4; do echo step $i of 9; sleep 3; done; sleep 600"
+        metering = Metering("progress", 3_600, 0, TICK_S, "step ")
+        task = await lending.post(script, blob, ticks=30, metering=metering)
+        await world.mint_until(lambda: lending.record(task).phase is Phase.FAILED, timeout_s=120)
+        meter = lending.meter(task)
+        assert meter.end is not None and meter.end.kind is ExitKind.IDLE
+        assert meter.seconds in (TICK_S, 2 * TICK_S), "whole ticks up to a tick after the last move"
+        assert lending.read(meter.end.logs).count(b"step") == 4
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,81 @@
+"""Logs of containers on their machine: masks see a whole log, and what is kept is read after the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.market.container_logs import ContainerLogs
+from node.market.gpu_use import gpu_use, parse_gpu_use
+from tasks.executor.containers.docker import DockerBackend, DockerOptions
+from tasks.executor.containers.log_entries import LogEntry, LogPart, LogPlace, select_entries
+
+TASK = b"\x01" * 32
+ENTRIES = tuple(LogEntry(at, 1, text) for at, text in enumerate((b"a tok", b"en b\n", b"c\n"), 1))
+
+
+class LoggingBackend(DockerBackend):
+    """The back end with the log of a container that no engine has to run."""
+
+    entries: tuple[LogEntry, ...] = ENTRIES
+
+    async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
+        return select_entries(self.entries, after, limit_bytes)
+
+
+def hide(entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
+    """Hide a word that lies over two entries."""
+    text = b"".join(entry.text for entry in entries).replace(b"token", b"*****")
+    made = []
+    for entry in entries:
+        made.append(entry._replace(text=text[: len(entry.text)]))
+        text = text[len(entry.text) :]
+    return tuple(made)
+
+
+def logs_of(folder: Path) -> tuple[LoggingBackend, ContainerLogs]:
+    backend = LoggingBackend(DockerOptions(), b"\x0d" * 20, folder)
+    return backend, ContainerLogs(backend, folder / "logs")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_mask_hides_what_lies_over_two_parts(tmp_path: Path, is_kept: bool) -> None:
+    _, logs = logs_of(tmp_path)
+    logs.masks[TASK] = hide
+    if is_kept:
+        await logs.keep(TASK)
+    got, place, more = b"", LogPlace(), True
+    while more:
+        part = await logs.read(TASK, place, 1)  # an entry for each part
+        got, place, more = got + b"".join(entry.text for entry in part.entries), part.place, part.has_more
+    assert got == b"a ***** b\nc\n"
+
+
+async def test_a_reader_goes_on_after_the_end_until_the_task_is_forgotten(tmp_path: Path) -> None:
+    backend, logs = logs_of(tmp_path)
+    part = await logs.read(TASK, LogPlace(), 20)
+    await logs.keep(TASK)
+    backend.entries = ()  # the container is removed
+    rest = await logs.read(TASK, part.place, 1 << 20)
+    assert (*part.entries, *rest.entries) == ENTRIES and not rest.is_cut
+    (tmp_path / "logs" / "half.new").write_bytes(b"")
+    logs.tidy(lambda task: task == TASK)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == [TASK.hex()]
+    (tmp_path / "logs" / TASK.hex()).write_bytes(b"damaged")
+    assert (await logs.read(TASK, LogPlace(), 20)).entries == ()
+    logs.tidy(lambda _task: False)
+    assert not list((tmp_path / "logs").iterdir())
+
+
+async def test_the_use_of_gpus_is_read_by_their_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "GPU-a, 0, 97, 1024\nGPU-b, 1, [N/A], 5\nGPU-c, 2, 250, 7\nbroken\n"
+    assert parse_gpu_use(said, ("GPU-a", "GPU-b", "2")) == ((97, 1024), (100, 7))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await gpu_use(("GPU-a",)) == ()
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    program.chmod(0o755)
+    assert await gpu_use(("GPU-a",)) == ((97, 1024),)
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert await gpu_use(("GPU-a",)) == ()
