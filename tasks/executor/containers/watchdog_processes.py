@@ -65,7 +65,7 @@ def _namespaces(proc: Path, process: int) -> tuple[str | None, ...]:
     found: list[str | None] = []
     for name in NAMESPACES:
         try:
-            found.append(os.readlink(proc / str(process) / "ns" / name))
+            found.append(os.readlink(f"{proc}/{process}/ns/{name}"))  # text: a Path costs ten times as much
         except OSError:
             found.append(None)
     return tuple(found)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
+import node.market.tampering
+import tasks.executor.containers.watchdog
 from node.market.tampering import Guard, is_reported
 from tasks.executor.containers.watchdog import Policy
 from tasks.ledger.lifecycle import Phase, Reason
@@ -93,4 +97,50 @@ async def test_a_report_that_was_due_when_the_node_ended_is_made_in_its_next_lif
         found = load_tamper(world.store, address)
         assert found is not None and (found.sign, found.reports) == (TamperSign.COPY, 1)
         await world.mint_until(lambda: not lending.names() and not list(folder.iterdir()))
+        nursery.cancel_scope.cancel()
+
+
+def sit_down(folder: Path, *, is_there: bool) -> None:
+    """Have ``loginctl`` tell of somebody at the machine, or of nobody."""
+    session = "Type=wayland\nActive=yes\nIdleHint=no\nRemote=no\nClass=user" if is_there else "Type=tty"
+    program = folder / "loginctl"
+    program.write_text(f'#!/bin/sh\ncase "$1" in list-sessions) echo 1 0 me;; *) echo "{session}";; esac\n')
+    program.chmod(0o755)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("wish", ["yield", "leave"])
+async def test_a_job_makes_room_for_its_owner_and_nothing_is_reported(
+    world: World, lent: EngineMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setattr(node.market.tampering, "USE_S", 0.2)
+    monkeypatch.setattr(tasks.executor.containers.watchdog, "LEAVE_AFTER_S", 1.0)
+    monkeypatch.setattr(tasks.executor.containers.watchdog, "CALM_S", 1.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sit_down(tmp_path, is_there=False)
+    lending = Lending(world, lent)
+    executor = lending.machine.options.executor
+    docker_options = replace(executor.docker, on_desktop_use=wish)
+    lending.machine.options = replace(lending.machine.options, executor=replace(executor, docker=docker_options))
+    async with trio.open_nursery() as nursery:
+        blob = await lending.start(nursery)
+        await nursery.start(lending.machine.run)
+        task = await lending.post("echo begun; while :; do sleep 1; done", blob)
+        await world.mint_until(lambda: bool(lending.names(running=True)), timeout_s=60)
+        (name,) = lending.names()
+
+        def shares() -> str:
+            return lent.engine.docker("inspect", "--format", "{{.HostConfig.CpuShares}}", name).strip()
+
+        sit_down(tmp_path, is_there=True)
+        if wish == "yield":
+            await world.mint_until(lambda: shares() == "2", timeout_s=60)
+            sit_down(tmp_path, is_there=False)
+            await world.mint_until(lambda: shares() == "1024", timeout_s=60)
+            assert lending.record(task).phase is Phase.RUNNING
+        else:
+            await world.mint_until(lambda: lending.record(task).phase is not Phase.RUNNING, timeout_s=60)
+            assert lending.record(task).reason == Reason.WORKER_LEFT
+            await world.mint_until(lambda: not lending.names(), timeout_s=60)
+        assert load_tamper(world.store, lending.machine.wallet.address) is None
         nursery.cancel_scope.cancel()
