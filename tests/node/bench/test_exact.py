@@ -7,7 +7,9 @@ from importlib.util import find_spec
 import pytest
 
 import node.bench.exact
-from node.bench.exact import run
+from node.bench.exact import EMBED_LENGTH, EMBEDDED, embed_figures, run
+from node.bench.generate import made_up
+from tasks.engines.arrays import NumpyArrays
 
 GRADIENT_ERROR_MAX = 1e-4
 
@@ -19,6 +21,14 @@ def test_a_made_up_model_is_tuned_near_to_plain_binary64(monkeypatch: pytest.Mon
     assert figures["real_weights"] == 0
     assert figures["gradient_error"] <= GRADIENT_ERROR_MAX
     assert {"lora_numpy_ms", "lora_plain_float32_ms", "lora_numpy_slowdown_ratio"} < figures.keys()
+
+
+def test_a_step_of_embedding_is_measured_beside_a_plain_pass() -> None:
+    figures = embed_figures(made_up(), {"numpy": NumpyArrays})
+    assert figures["embed_tokens"] == EMBEDDED * EMBED_LENGTH
+    assert figures["embed_numpy_slowdown_ratio"] == pytest.approx(
+        figures["embed_numpy_ms"] / figures["embed_plain_float32_ms"]
+    )
 
 
 @pytest.mark.nightly

@@ -95,9 +95,9 @@ def tokeniser() -> bytes:
     }).encode()  # fmt: skip
 
 
-def write_encoder(folder: Path, **changes: Any) -> Path:
-    (folder / CONFIG).write_text(json.dumps(config_of(**changes)))
-    (folder / "model.safetensors").write_bytes(write_safetensors(tensors_of(), {"format": "pt"}))
+def write_encoder(folder: Path, shape: BertShape = ENCODER, **changes: Any) -> Path:
+    (folder / CONFIG).write_text(json.dumps(config_of(shape, **changes)))
+    (folder / "model.safetensors").write_bytes(write_safetensors(tensors_of(shape), {"format": "pt"}))
     (folder / "tokenizer.json").write_bytes(tokeniser())
     return folder
 
