@@ -161,7 +161,7 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
       dekube node drain --end
     """
     with _process_at(home.control) as process:
-        state = _drain(home, {"on": not ends, "stop": stop}, waits=waits)
+        state = drain_node(home, {"on": not ends, "stop": stop}, waits=waits)
         if "ended" in state and process is not None and not select.select([process], [], [], END_WAIT_S)[0]:
             raise NodeStillRunning(
                 f"the node no longer answers, but has not ended after {END_WAIT_S:.0f} s: see its log"
@@ -172,7 +172,7 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
     show_fields(state, as_json=False, title="Draining" if not ends else "At work")
 
 
-def _drain(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any]:
+def drain_node(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any]:
     """Poll the node until the awaited state is reached; return its last answer."""
     asked = False
     while True:

@@ -14,6 +14,7 @@ from node.cli.doctor import doctor
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT, show_hour_price
+from node.cli.run import drain_node
 from node.cli.session import Session, endorsing_options, reading_options, session_options
 from node.home.load import load_node_options
 from node.home.paths import Home
@@ -50,6 +51,30 @@ def worker() -> None:
 
 
 worker.add_command(doctor)
+
+
+@worker.command()
+@home_option
+@click.option("--stop", is_flag=True, help="Stop the node when all containers have left.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until all containers have left.")
+@json_option
+def leave(home: Home, stop: bool, waits: bool, as_json: bool) -> None:
+    """Take this machine back: containers end within the notice and go on elsewhere.
+
+    Each container gets SIGTERM and executor.docker.notice_s seconds. Its last checkpoint is stored and
+    named on chain. Then its task is given up. Leaving before executor.docker.until costs a fine.
+
+    The machine also leaves the market. `dekube node drain --end` brings it back.
+
+    \b
+    Example:
+      dekube worker leave --wait
+    """
+    state = drain_node(home, {"on": True, "stop": stop, "leave": True}, waits=waits)
+    if as_json:
+        show(state)
+        return
+    show_fields(state, as_json=False, title="Leaving")
 
 
 # Looking

@@ -167,10 +167,10 @@ async def _validator(node: RunningNode) -> Json:
     }
 
 
-async def _drain(node: RunningNode, on: bool, stop: bool) -> Json:
+async def _drain(node: RunningNode, on: bool, stop: bool, leave: bool) -> Json:
     if on != node.drain.is_on:
         _log.warning("draining begins" if on else "draining ends")
-    node.drain.switch(on=on, stops_when_empty=stop)
+    node.drain.switch(on=on, stops_when_empty=stop, takes_back=leave)
     return node.drain.describe(node.remaining_work())
 
 
@@ -215,8 +215,9 @@ _ADDRESS: Final = Param("address", ADDRESS, "The peer.")
 _BOOLEAN: Final = {"type": "boolean"}
 _DRAIN: Final = obj(
     {
-        "draining": _BOOLEAN, "stops_when_empty": _BOOLEAN, "empty": _BOOLEAN, "offered": _BOOLEAN,
-        "tasks": NUMBER, "checks": NUMBER, "running": NUMBER, "transactions": NUMBER, "serving": _BOOLEAN,
+        "draining": _BOOLEAN, "taken_back": _BOOLEAN, "stops_when_empty": _BOOLEAN, "empty": _BOOLEAN,
+        "offered": _BOOLEAN, "tasks": NUMBER, "checks": NUMBER, "running": NUMBER, "transactions": NUMBER,
+        "serving": _BOOLEAN,
     }
 )  # fmt: skip
 
@@ -297,6 +298,10 @@ TABLE: Final[Mapping[str, Method]] = {
             _drain, _DRAIN,
             Param("on", BOOLEAN, "false: go back to work.", required=False, default=True),
             Param("stop", BOOLEAN, "End the node when it is empty.", required=False, default=False),
+            Param(
+                "leave", BOOLEAN, "End containers within the notice, and store their checkpoints.",
+                required=False, default=False,
+            ),
         ),
         _method("admin_getDrain", "What is under way, and whether the node drains", _get_drain, _DRAIN),
         _method(

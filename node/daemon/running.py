@@ -167,6 +167,7 @@ class RunningNode:
         )
         self.duties.serve()
         self.duties.is_draining = lambda: self.drain.is_on
+        self.duties.is_taken_back = lambda: self.drain.is_taken_back
         self.blob_search = BlobSearch(self.network, store, Random())
         self.duties.search_with(self.blob_search)
         self.gateway_blobs = GatewayBlobs(self.network, store, options.uploads, home.uploads, address)

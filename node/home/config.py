@@ -8,6 +8,7 @@ import functools
 import tomllib
 import types
 import typing
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
@@ -48,6 +49,7 @@ __all__ = [
     "parse_payout",
     "parse_peer",
     "parse_signer",
+    "parse_until",
     "parse_vote_key",
     "read_table",
     "toml_value",
@@ -101,6 +103,7 @@ BOUNDS: Final = {
     "executor.verifications_max": (0, 1_024),
     "executor.docker.disk_gib": (1, 1 << 20),
     "executor.docker.image_gib": (1, 1 << 20),
+    "executor.docker.notice_s": (0, 600),
     "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),
@@ -207,6 +210,21 @@ def parse_payout(registry: RegistryOptions) -> bytes | None:
         return parse_address(registry.payout)
     except DecodeError as error:
         raise ConfigError(f"registry.payout: {error}") from None
+
+
+def parse_until(text: str) -> datetime | None:
+    """Return the time of ``executor.docker.until``, None for an empty text. Raises ConfigError."""
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ConfigError(
+            f"executor.docker.until: a time with its zone expected, as 2027-01-31T08:00+01:00, not {text[:40]!r}"
+        )
+    return found
 
 
 def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
@@ -374,6 +392,7 @@ def check_options(options: NodeOptions) -> None:
         raise ConfigError("p2p: a node without p2p.listen needs relays or bootstrap peers")
     parse_operator(options.registry)
     parse_payout(options.registry)
+    parse_until(options.executor.docker.until)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

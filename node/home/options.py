@@ -207,6 +207,12 @@ class DockerOptions:
     """Other programs compute or draw on a card: the same."""
     on_load: str = "yield"
     """Who is logged in uses half of the cores: ignore it, or yield."""
+    notice_s: int = 60
+    """Seconds that a container has to end when the machine is taken back (`dekube worker leave`)."""
+    until: str = ""
+    """Until when the machine stays with its containers (ISO 8601 with a zone); leaving earlier costs.
+
+    Empty: it may leave at any time."""
 
 
 @dataclass(frozen=True, slots=True)

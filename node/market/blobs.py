@@ -31,6 +31,7 @@ from state.view.accounts import balance_of
 from tasks.custody.sealed import sealed_size
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.kinds.container import LOG_BYTES_MAX, ContainerPart
+from tasks.ledger.checkpoint_records import load_checkpoints
 from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.custody_records import find_custody
 from tasks.ledger.lifecycle import ENDED
@@ -329,6 +330,10 @@ def _named_of_container(
     for mount in part.storage.mounts:
         if name == mount.blob:
             return mount.size_bytes, []
+    stored = load_checkpoints(state, task)
+    for one in (stored.latest, stored.before):
+        if one is not None and name == one.blob:
+            return one.size_bytes, [one.worker]
     end = load_meter(state, task).end
     if end is not None and name == end.output:
         return min(end.output_bytes, part.storage.output_bytes_max), [end.worker]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -20,6 +21,7 @@ from node.chain.ledger import NodeLedger
 from node.home.options import DockerOptions
 from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.container_attendance import Attendance
+from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_live import Live
 from node.market.container_logs import ContainerLogs
@@ -35,7 +37,7 @@ from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
-from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted, RequestInvalid
+from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted
 from tasks.executor.containers.logins import read_logins
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
@@ -73,8 +75,6 @@ LIVES_MAX: Final = 64
 def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
     """Return the container of a specification. Raises RequestInvalid for one that no machine runs."""
     part = container_of(spec)
-    if part.checkpoint is not None:
-        raise RequestInvalid("checkpoint: this machine stores none yet")
     storage = part.storage
     limits = Limits(
         cores=part.cores, memory_mib=spec.requirements.memory_mib, disk_mib=storage.disk_mib,
@@ -88,6 +88,7 @@ def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
     return ContainerRequest(
         Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
         mounts, storage.output, part.process.user,
+        *(("", 0) if part.checkpoint is None else (part.checkpoint.path, part.checkpoint.bytes_max)),
     )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ class Containers:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
-        backend: ContainerBackend, *, data_dir: Path, policy: Policy | None = None,
+        backend: ContainerBackend, *, data_dir: Path, policy: Policy | None = None, notice_s: int = 0,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
@@ -108,6 +109,10 @@ class Containers:
         self._attendances: dict[bytes, Attendance] = {}
         self._idle: set[bytes] = set()
         """Tasks whose container was ended because it stood still."""
+        self.checkpoints = ContainerCheckpoints(ledger, wallet, inputs, blobs, backend, data_dir / "checkpoints")
+        self.is_leaving: Callable[[], bool] = lambda: False
+        """Whether the owner takes the machine back."""
+        self._notice_s = notice_s
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -181,7 +186,9 @@ class Containers:
         needed = frozenset(self._duties()) | self._at_work | reported
         if removed := await self._backend.sweep(needed):
             _log.info("containers without a task were removed", containers=removed)
-        await trio.to_thread.run_sync(self._files.tidy, self._ledger.head().steady_ms, needed)
+        now_ms = self._ledger.head().steady_ms
+        await trio.to_thread.run_sync(self._files.tidy, now_ms, needed)
+        await trio.to_thread.run_sync(self.checkpoints.tidy, now_ms, needed)
         await self._guard.report_all()
         await trio.to_thread.run_sync(self.logs.tidy, lambda task: self._files.get(task) is not None)
 
@@ -273,7 +280,7 @@ class Containers:
         with trio.move_on_after(PREPARE_SHARE * left_s):
             try:
                 stands = partial(self._stands, task, Action.START)
-                await work_while(self._ledger, stands, partial(self._bring, task, spec))
+                await work_while(self._ledger, stands, partial(self._bring, task, spec, may_miss=True))
                 reason, why = Reason.STARTED, ""
             except (ImageUnavailable, DigestMismatch, InputUnavailable) as error:
                 reason, why = Reason.INPUT_UNAVAILABLE, str(error)
@@ -285,7 +292,7 @@ class Containers:
             await self._give_up(task, reason, why)
         await self._wallet.send(START_TASK, [task, digest(b"machine", self._wallet.address)])
 
-    async def _bring(self, task: bytes, spec: JobSpec) -> None:
+    async def _bring(self, task: bytes, spec: JobSpec, *, may_miss: bool) -> None:
         request = request_of(spec, spec.schedule.total_steps)
         live = self.live(task)
         live.stage = "pulling"
@@ -297,6 +304,7 @@ class Containers:
         for number, mount in enumerate(request.mounts):
             await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
             await trio.to_thread.run_sync(self._put_input, self._backend.input_path(task, number), mount)
+        await self.checkpoints.bring(task, may_miss=may_miss)
 
     def _put_input(self, place: Path, mount: InputMount) -> None:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -327,8 +335,11 @@ class Containers:
                 await self._guard.wipe_and_report(task)
                 raise
             except OthersNeedMachine as error:
-                await self._give_up(task, Reason.WORKER_LEFT, str(error))
-        assert known.end is not None
+                _log.info("this machine is needed by others", task=task, why=str(error))
+                await self._leave_at_once(task, spec)
+                return
+        if known.end is None:
+            return  # it has left
         payable = self._payable(task, known.seconds)
         if known.end.kind is ExitKind.IDLE:  # whole ticks alone are paid then (R108)
             own = load_meter(self._ledger.store, task).own_seconds
@@ -372,9 +383,11 @@ class Containers:
             await trio.to_thread.run_sync(self._files.put, task, ContainerNote())
             places = [self._backend.input_path(task, number) for number, _ in enumerate(request.mounts)]
             if not all(place.exists() for place in places):
-                await self._bring(task, spec)  # an earlier start failed
+                await self._bring(task, spec, may_miss=False)  # an earlier start failed
+            elif self.checkpoints.wants(task) and not self.checkpoints.is_restored(task):
+                await self.checkpoints.bring(task, may_miss=False)
             try:
-                await self._backend.start(task, request)
+                await self._backend.start(task, replace(request, is_resumed=self.checkpoints.is_restored(task)))
             except NotStarted as error:
                 log = await self._keep_log(str(error).encode())
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
@@ -384,6 +397,9 @@ class Containers:
     async def _to_end(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> ContainerNote:
         """Meter a container until it ends, and collect what it leaves."""
         ended = await self._watch(task, spec, request)
+        if self.checkpoints.is_leaving(task) and not load_task(self._ledger.store, task).ending:
+            await self._leave(task, request, ended)
+            return ContainerNote()
         if ended.end is End.LOST:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         return await self._collect(task, request, ended)
@@ -423,10 +439,14 @@ class Containers:
                 failure = error
                 nursery.cancel_scope.cancel()
 
+        def seconds() -> int:
+            return self._payable(task, self._moving_s(task, spec, looks[0].up_s))
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(beside, partial(self._meter, task, spec, request, looks))
             nursery.start_soon(beside, self._attendances[task].run)
             nursery.start_soon(beside, stop)
+            nursery.start_soon(beside, partial(self.checkpoints.keep, task, spec, request, seconds))
             try:
                 ended.append(await self._backend.watch(task, request, look))
             except Exception as error:
@@ -446,14 +466,66 @@ class Containers:
                 await self._backend.stop(task, request.limits.grace_s)
                 continue
             now = looks[0]
-            ticks = self._payable(task, self._moving_s(task, spec, now.up_s)) // spec.tick_s
-            if now.is_up and ticks * spec.tick_s > meter.own_seconds:
-                try:
-                    await self._wallet.send(METER_TASK, [task, ticks * spec.tick_s])
-                except DAMAGE:
-                    raise
-                except DekubeError as error:  # the next tick says the same and more
-                    _log.warning("seconds could not be metered", task=task, error=str(error))
+            if self.is_leaving():
+                await self._end_to_leave(task, now)
+                continue
+            try:
+                async with self.checkpoints.counting:
+                    await self._meter_ticks(task, spec, now)
+            except DAMAGE:
+                raise
+            except DekubeError as error:  # the next tick says the same and more
+                _log.warning("seconds could not be metered", task=task, error=str(error))
+
+    async def _meter_ticks(self, task: bytes, spec: JobSpec, now: Look) -> None:
+        """Count the whole ticks that have passed since the last count."""
+        counted_s = load_meter(self._ledger.store, task).own_seconds
+        ticks = (self._payable(task, self._moving_s(task, spec, now.up_s)) - counted_s) // spec.tick_s
+        if now.is_up and ticks > 0:
+            await self._wallet.send(METER_TASK, [task, counted_s + ticks * spec.tick_s])
+
+    # Leaving
+
+    async def _end_to_leave(self, task: bytes, now: Look) -> None:
+        """Have a container end within the notice, so that it keeps what it wants; one that has ended is done."""
+        if now.is_up:
+            if not self.checkpoints.is_leaving(task):
+                await trio.to_thread.run_sync(self.checkpoints.note_leaving, task)
+            await self._backend.stop(task, self._notice_s)
+
+    async def _leave_at_once(self, task: bytes, spec: JobSpec) -> None:
+        """Have a container end within the notice, and leave it."""
+        request = request_of(spec, spec.schedule.total_steps)
+        await trio.to_thread.run_sync(self.checkpoints.note_leaving, task)
+        await self._backend.stop(task, self._notice_s)
+        await self._leave(task, request, await self._backend.watch(task, request, lambda _: None))
+
+    async def _leave(self, task: bytes, request: ContainerRequest, ended: Ended) -> None:
+        """Store the last checkpoint of a container that was told to end, and give its task up."""
+        spec = load_spec(self._ledger.store, task)
+
+        def seconds() -> int:
+            return self._payable(task, self._moving_s(task, spec, ended.up_s))
+
+        try:
+            await self._meter_ticks(task, spec, Look(is_up=True, up_s=ended.up_s))
+        except DAMAGE:
+            raise
+        except DekubeError as error:
+            _log.warning("the last seconds could not be metered", task=task, error=str(error))
+        if request.checkpoint_path and ended.end is not End.LOST:
+            try:
+                await self.checkpoints.store(task, request, seconds)
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:
+                _log.warning("the last checkpoint could not be stored", task=task, error=str(error))
+        await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
+        try:
+            await self._backend.remove(task)
+        except (DekubeError, OSError):
+            self._left_over.set()
+        _log.info("this machine has left a container", task=task, s=int(ended.up_s))
 
     async def _collect(self, task: bytes, request: ContainerRequest, ended: Ended) -> ContainerNote:
         packed = self._folder / f"{task.hex()[:32]}.tar"
@@ -513,4 +585,7 @@ def containers_of(
     policy = Policy(
         Yielding(options.on_desktop_use), Yielding(options.on_gpu_use), Yielding(options.on_load)
     )  # fmt: skip
-    return Containers(ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir, policy=policy)
+    return Containers(
+        ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir, policy=policy,
+        notice_s=options.notice_s,
+    )  # fmt: skip

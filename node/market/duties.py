@@ -8,6 +8,7 @@ before a promise on chain.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -30,7 +31,8 @@ from node.market.inputs import Inputs
 from node.market.keeper import Keeper
 from node.market.key_files import KeyFiles
 from node.market.key_shares import KeyShares
-from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
+from node.market.machine import Rate, describe_machine, known_rate, renewed_rate, stays_until
+from node.market.own_checkpoints import OwnCheckpoints
 from node.market.own_inputs import OwnInputs
 from node.market.promises import Promises
 from node.market.tampering import is_reported
@@ -125,6 +127,8 @@ class DutyService:
         self._profile: NodeProfile | None = None
         """The profile that this node registered."""
         self.is_draining: Callable[[], bool] = lambda: False
+        self.is_taken_back: Callable[[], bool] = lambda: False
+        """Whether the owner takes the machine back, with the containers that run on it."""
         self._attempts = Attempts(RETRY_S)
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
         self._executor = executor = Executor(
@@ -156,6 +160,7 @@ class DutyService:
         self._own_inputs.tidy()  # before a byte of another blob can push them out
         self._inputs = inputs = Inputs(network, wallet.address)
         inputs.keys = keys
+        self._own_checkpoints = OwnCheckpoints(ledger.store, blobs, inputs, lambda: self._own_inputs.open_tasks)
         inputs.custodians = partial(input_holders, ledger.store)
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
@@ -166,6 +171,7 @@ class DutyService:
             self.containers = containers_of(
                 options.executor.docker, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
             )
+            self.containers.is_leaving = lambda: self.is_taken_back()
         self.views = TaskViews(ledger, network, wallet, lambda: self.containers)
         self._lends_containers = False
         self._false_outputs = FalseOutputs(ledger, wallet, keys)
@@ -382,6 +388,8 @@ class DutyService:
             self._start(nursery, name, self._keeper.perform, kept)
         self._keeper.tidy()
         self._own_inputs.tidy()
+        for wanted in self._own_checkpoints.look():
+            self._start(nursery, ("checkpoint", wanted.task), self._own_checkpoints.fetch, wanted)
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
@@ -547,8 +555,13 @@ class DutyService:
         if self.containers is not None:
             self._lends_containers = await self.containers.is_ready()
         self._profile = await trio.to_thread.run_sync(
-            partial(describe_machine, containers=self._lends_containers), self.address, self._options,
-            self._speed.units_per_s,
+            partial(
+                describe_machine, containers=self._lends_containers,
+                until_ms=stays_until(
+                    self._options, self._ledger.head().steady_ms, time.time_ns() // 1_000_000
+                ),
+            ),
+            self.address, self._options, self._speed.units_per_s,
         )  # fmt: skip
         while self._profile is not None and not self._speed.is_steady:
             await trio.sleep(MEASURE_AGAIN_S)

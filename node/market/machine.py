@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from node.home.config import parse_operator
+from node.home.config import parse_operator, parse_until
 from node.home.files import write_whole
 from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
@@ -35,6 +35,7 @@ __all__ = [
     "known_rate",
     "measure_rate",
     "renewed_rate",
+    "stays_until",
 ]
 
 RATE_CPU_S: Final = 0.75
@@ -91,10 +92,22 @@ class Rate(NamedTuple):
     is_steady: bool
 
 
-def describe_machine(address: bytes, options: NodeOptions, rate: int, *, containers: bool = False) -> NodeProfile:
+def stays_until(options: NodeOptions, steady_ms: int, now_ms: int) -> int:
+    """Return until when this machine has its containers stay, in the chain's steady time; 0: it may leave.
+
+    ``steady_ms`` is that time now, ``now_ms`` the clock. A time in the past is none. Raises ConfigError.
+    """
+    until = parse_until(options.executor.docker.until)
+    left_ms = 0 if until is None else round(1000 * until.timestamp()) - now_ms
+    return steady_ms + left_ms if left_ms > 0 else 0
+
+
+def describe_machine(
+    address: bytes, options: NodeOptions, rate: int, *, containers: bool = False, until_ms: int = 0
+) -> NodeProfile:
     """Return the profile of this machine; blocks for a moment where it asks the driver for its cards.
 
-    ``containers``: its engine runs containers of strangers.
+    ``containers``: its engine runs containers of strangers, which it keeps until ``until_ms`` (R104).
     """
     roles = NodeRole(0)
     if "compute" in options.roles:
@@ -117,10 +130,11 @@ def describe_machine(address: bytes, options: NodeOptions, rate: int, *, contain
         price_per_tera_unit=options.registry.price_per_tera_unit,
         rate=rate,
         slots=options.executor.jobs_max,
-        notice_ms=0,
+        notice_ms=1000 * options.executor.docker.notice_s if roles & NodeRole.CONTAINER else 0,
         endpoints=options.p2p.advertise,
         version=version("dekube-node"),
         consent=consent,
+        until_ms=until_ms if roles & NodeRole.CONTAINER else 0,
     )
 
 

@@ -35,6 +35,11 @@ class OwnInputs:
         self._after: bytes | None = None
         """Place of the last task that was read."""
 
+    @property
+    def open_tasks(self) -> frozenset[bytes]:
+        """The account's tasks that have not ended, as far as they were read."""
+        return frozenset(self._open)
+
     def tidy(self) -> None:
         """Pin the inputs of new tasks; unpin those of tasks that have ended."""
         before = self._names()

@@ -37,11 +37,17 @@ class Drain:
     def __init__(self) -> None:
         self.is_on = False
         self.stops_when_empty = False
+        self.is_taken_back = False
+        """Containers of strangers end too: the owner wants the machine."""
         self._changed = trio.Event()
 
-    def switch(self, *, on: bool, stops_when_empty: bool = False) -> None:
-        """Begin or end draining. A second call only changes whether the node then stops."""
+    def switch(self, *, on: bool, stops_when_empty: bool = False, takes_back: bool = False) -> None:
+        """Begin or end draining. A second call only changes whether the node then stops.
+
+        What ``takes_back`` has begun lasts until the draining ends: containers are ending.
+        """
         self.is_on, self.stops_when_empty = on, on and stops_when_empty
+        self.is_taken_back = on and (self.is_taken_back or takes_back)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -54,6 +60,7 @@ class Drain:
         """Return the progress of the drain for the node's owner."""
         return {
             "draining": self.is_on,
+            "taken_back": self.is_taken_back,
             "stops_when_empty": self.stops_when_empty,
             "empty": self.is_on and work.is_empty,
             "offered": work.is_offered,

@@ -361,6 +361,8 @@ def _check_paths(storage: Storage, checkpoint: Checkpoint | None) -> None:
         raise _wrong("storage.mounts", "sorted by their paths expected")
     if checkpoint is not None and not is_container_path(checkpoint.path):
         raise _wrong("checkpoint.path", f"{checkpoint.path[:80]!r} is no path that a container may have one at")
+    if checkpoint is not None and checkpoint.bytes_max > storage.disk_mib << 20:
+        raise _wrong("checkpoint.bytes_max", f"more than the disk of {storage.disk_mib} MiB")
     for path in (*paths, *([storage.output] if storage.output else [])):
         if not is_container_path(path):
             raise _wrong("storage", f"{path[:80]!r} is no path that a container may have something at")

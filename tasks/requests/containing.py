@@ -156,6 +156,7 @@ def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, .
         known = {
             "repository": "image", "storage": "output", "output_bytes_max": "output_mib", "path": "checkpoint",
             "pattern": "progress_pattern",
+            "bytes_max": "checkpoint",
         }.get(name, name)  # fmt: skip
         raise fields.wrong(known, f"{known}: {said.partition(': ')[2]}") from None
     own = [part.storage.output] if part.storage.output else []

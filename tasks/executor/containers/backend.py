@@ -231,6 +231,15 @@ class ContainerBackend(Protocol):
         """Give a running container so many shares of the processor, of 1,024 that each has."""
         ...
 
+    async def snapshot(self, task: bytes, request: ContainerRequest, packed: str) -> Outputs:
+        """Write the checkpoint folder of a container, running or ended, to the path ``packed``, like outputs.
+
+        All of it is of one moment: nothing changed while it was read, but for files that are named as unfinished.
+        What lies in the folder ``RESTORED`` of a task's folder at the start is in the checkpoint folder then.
+        Raises BadOutputs for a folder that cannot be stored, FolderChanges.
+        """
+        ...
+
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state."""
         ...

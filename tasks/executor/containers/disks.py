@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Mapping
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from tasks.executor.containers.errors import NoRoom
+from tasks.executor.containers.outputs import DEPTH_MAX, FILES_MAX, is_unfinished
+from tasks.executor.containers.request import RESTORED
 
-__all__ = ["MARKER", "ContainerDisk", "missing_for_disks"]
+__all__ = ["MARKER", "ContainerDisk", "folder_state", "missing_for_disks"]
 
 MARKER: Final = "scratch/.dekube-disk"
 _COMMAND_S: Final = 120
@@ -65,6 +68,26 @@ class ContainerDisk:
             (self.root / name).mkdir()
             (self.root / name).chmod(mode)
         (self.root / MARKER).write_bytes(b"")
+
+    def restore(self, name: str, user: int) -> None:
+        """Fill the folder ``name`` of the disk with what lies ready for it, as ``user`` could have written it.
+
+        Raises NoRoom or OSError.
+        """
+        source, place = self.folder / RESTORED, self.root / name
+        if not source.is_dir():
+            return
+        try:
+            shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        except shutil.Error as error:
+            raise NoRoom(f"the checkpoint: {str(error)[:200]}") from None
+        place.chmod(0o777)  # the copy took the mode of its source
+        for path, is_program in _found(source):
+            inner = place / path.relative_to(source)
+            os.chown(inner, user, user)
+            # With a user namespace that user has another number outside: everybody in the container may write.
+            inner.chmod(0o777 if is_program else 0o666)
+        shutil.rmtree(source)
 
     @property
     def is_mounted(self) -> bool:
@@ -130,6 +153,35 @@ def _overwrite(path: Path, deadline: float) -> bool:
                 os.pwrite(file.fileno(), zeros[: min(WIPE_BYTES, at - place)], place)
         os.fsync(file.fileno())
     return True
+
+
+def _found(folder: Path) -> list[tuple[Path, bool]]:
+    """Return what is in a folder that this node made, and whether it is a folder or a program."""
+    return [(path, path.is_dir() or bool(path.stat().st_mode & 0o100)) for path in folder.rglob("*")]
+
+
+def folder_state(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Return names, sizes, times and numbers of the finished files in a container's folder; no link is followed.
+
+    Where two looks differ, something was written between them. Of a folder that is too large or too deep only
+    the first files are looked at: it is not stored anyway.
+    """
+    found: list[tuple[str, int, int, int]] = []
+    for root, folders, files, handle in os.fwalk(folder, follow_symlinks=False):
+        folders.sort()
+        for name in (*folders, *sorted(files)):
+            if is_unfinished(name):
+                continue
+            try:
+                state = os.stat(name, dir_fd=handle, follow_symlinks=False)
+            except FileNotFoundError:  # renamed meanwhile: the next look sees it
+                continue
+            size = 0 if stat.S_ISDIR(state.st_mode) else state.st_size
+            times = 0 if stat.S_ISDIR(state.st_mode) else state.st_mtime_ns
+            found.append((os.path.join(root, name), size, times, state.st_ino))
+        if len(found) > FILES_MAX or root.count("/") - str(folder).count("/") >= DEPTH_MAX:
+            break
+    return found
 
 
 def _run(name: str, *arguments: str) -> None:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull, Usage
-from tasks.executor.containers.disks import MARKER, ContainerDisk, missing_for_disks
+from tasks.executor.containers.disks import MARKER, ContainerDisk, folder_state, missing_for_disks
 from tasks.executor.containers.engine import Engine, RegistryLogin
 from tasks.executor.containers.errors import (
     BadOutputs,
@@ -25,6 +25,7 @@ from tasks.executor.containers.errors import (
     DigestMismatch,
     EngineError,
     EngineUnavailable,
+    FolderChanges,
     NoRoom,
     NotStarted,
     SettingsDiffer,
@@ -35,6 +36,7 @@ from tasks.executor.containers.log_stream import LogTail, RotationWatch
 from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import (
+    CHECKPOINT_FOLDER,
     LABEL_GPUS,
     LABEL_NODE,
     LABEL_TASK,
@@ -60,6 +62,7 @@ STOP_SPARE_S: Final = 30.0
 CLOCK_BACK_S: Final = 60
 """A log is read from so long before its reader's place on: a clock may have been set back."""
 SIGNALS_MAX: Final = 64
+SNAPSHOT_TRIES: Final = 3
 _SIGNALLED: Final = 128
 _GIB: Final = 1 << 30
 
@@ -219,6 +222,8 @@ class DockerBackend:
         try:
             await trio.to_thread.run_sync(make_socket_folder, self.socket_folder(task))
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
+            if request.checkpoint_path:
+                await trio.to_thread.run_sync(disk.restore, CHECKPOINT_FOLDER, request.user)
             async with self._choosing_gpus:  # from the choice until the container has their label
                 gpus = await self._free_gpus(request.limits.gpus)
                 body = self._order(task, request, image, facts, gpus)
@@ -438,22 +443,52 @@ class DockerBackend:
         if not request.output_path:
             return Collected(tail.contents(), None)
         try:
-            outputs = await self._outputs(str(found["Id"]), request, Path(packed))
+            outputs = await self._packed(
+                str(found["Id"]), request.output_path, Path(packed), request.limits.output_bytes
+            )
         except BadOutputs as error:
             return Collected(tail.contents(), None, str(error))
         return Collected(tail.contents(), outputs)
 
-    async def _outputs(self, container: str, request: ContainerRequest, packed: Path) -> Outputs:
-        limit = request.limits.output_bytes
-        size = 0
+    async def snapshot(self, task: bytes, request: ContainerRequest, packed: str) -> Outputs:
+        """Store the checkpoint folder as it is at one moment (``ContainerBackend``)."""
+        found = await self._find(task)
+        if found is None:
+            raise FolderChanges("the engine no longer has the container")
+        folder = self.disk(task).root / CHECKPOINT_FOLDER
+        for _ in range(SNAPSHOT_TRIES):
+            before = await trio.to_thread.run_sync(folder_state, folder)
+            outputs: Outputs | None = None
+            why: BadOutputs | FolderChanges | None = None
+            try:
+                outputs = await self._packed(
+                    str(found["Id"]), request.checkpoint_path, Path(packed), request.checkpoint_bytes,
+                    leaves_unfinished=True,
+                )  # fmt: skip
+            except BadOutputs as error:
+                why = error
+            except EngineUnavailable as error:  # a file became shorter as the engine read it
+                why = FolderChanges(str(error))
+            if before == await trio.to_thread.run_sync(folder_state, folder):
+                if outputs is None:
+                    assert why is not None
+                    raise why
+                return outputs
+        raise FolderChanges(f"it changed each time that it was read, {SNAPSHOT_TRIES} times")
+
+    async def _packed(
+        self, container: str, path: str, packed: Path, limit: int, *, leaves_unfinished: bool = False
+    ) -> Outputs:
+        """Pack a folder of a container. What is left out may be as large again as what is not."""
+        size, most = 0, archive_limit(2 * limit if leaves_unfinished else limit)
         with tempfile.TemporaryFile(dir=self._folder) as archive:
-            async for data in self._engine.archive(container, request.output_path):
+            async for data in self._engine.archive(container, path):
                 size += len(data)
-                if size > archive_limit(limit):
-                    raise BadOutputs(f"the outputs have more than {limit} bytes")
+                if size > most:
+                    raise BadOutputs(f"{path}: more than {limit} bytes")
                 await trio.to_thread.run_sync(archive.write, data)
             archive.seek(0)
-            return await trio.to_thread.run_sync(_pack, archive, packed, limit)
+            return await trio.to_thread.run_sync(_pack, archive, packed, limit, leaves_unfinished)
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
@@ -510,10 +545,10 @@ def usage_of(found: Mapping[str, Any]) -> Usage | None:
     return Usage(used / 10**9, max(0, held - files) if type(files) is int else held)
 
 
-def _pack(archive: IO[bytes], packed: Path, limit: int) -> Outputs:
+def _pack(archive: IO[bytes], packed: Path, limit: int, leaves_unfinished: bool) -> Outputs:
     with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         try:
-            return pack_outputs(archive, file, limit)
+            return pack_outputs(archive, file, limit, leaves_unfinished=leaves_unfinished)
         except BadOutputs:
             packed.unlink()
             raise

@@ -10,6 +10,7 @@ __all__ = [
     "DigestMismatch",
     "EngineError",
     "EngineUnavailable",
+    "FolderChanges",
     "ImageTooLarge",
     "ImageUnavailable",
     "NoRoom",
@@ -81,6 +82,12 @@ class SettingsDiffer(ExecutorError):
     """The engine made a container with other settings than were ordered; it was removed before its start."""
 
     code = "container_settings_differ"
+
+
+class FolderChanges(ExecutorError):
+    """A folder changed each time that it was read; it is tried again later."""
+
+    code = "folder_changes"
 
 
 class BadOutputs(ExecutorError):

@@ -8,13 +8,15 @@ from typing import IO, Final
 
 from tasks.executor.containers.errors import BadOutputs
 
-__all__ = ["ARCHIVE_SPARE_BYTES", "FILES_MAX", "Outputs", "archive_limit", "pack_outputs"]
+__all__ = ["ARCHIVE_SPARE_BYTES", "FILES_MAX", "Outputs", "archive_limit", "is_unfinished", "pack_outputs"]
 
 FILES_MAX: Final = 1 << 16
 PATH_BYTES_MAX: Final = 4_096
 NAME_BYTES_MAX: Final = 255
 _DEVICE_NAMES: Final = frozenset({"con", "prn", "aux", "nul"})
 DEPTH_MAX: Final = 64
+UNFINISHED: Final = ".tmp"
+"""The end of names of files in a checkpoint that are still written."""
 ARCHIVE_SPARE_BYTES: Final = FILES_MAX * 1_024
 """Bytes of an archive beside the contents of its files: a header and padding for each."""
 _FILE_MODE: Final = 0o644
@@ -36,15 +38,18 @@ def archive_limit(output_bytes: int) -> int:
     return output_bytes + ARCHIVE_SPARE_BYTES
 
 
-def pack_outputs(archive: IO[bytes], packed: IO[bytes], output_bytes: int) -> Outputs:
+def pack_outputs(
+    archive: IO[bytes], packed: IO[bytes], output_bytes: int, *, leaves_unfinished: bool = False
+) -> Outputs:
     """Write the plain files and folders of ``archive`` to ``packed``, at most ``output_bytes`` with headers.
 
     Names are sorted; owner, times and modes say nothing of the machine. Every name is relative and without dots. A
-    link is left out, for it could name a file of the machine that unpacks. Raises BadOutputs.
+    link is left out, for it could name a file of the machine that unpacks. ``leaves_unfinished``: files that are
+    still written are left out too, by their names (``UNFINISHED``). Raises BadOutputs.
     """
     try:
         with tarfile.open(fileobj=archive, mode="r:") as source:
-            members, left_out = _plain_members(source, output_bytes)
+            members, left_out = _plain_members(source, output_bytes, leaves_unfinished=leaves_unfinished)
             counted = _Counted(packed, output_bytes)
             with tarfile.open(fileobj=counted, mode="w", format=tarfile.PAX_FORMAT) as target:  # type: ignore[call-overload]
                 for name in sorted(members):
@@ -55,7 +60,9 @@ def pack_outputs(archive: IO[bytes], packed: IO[bytes], output_bytes: int) -> Ou
     return Outputs(files, counted.written, tuple(left_out[:16]), len(left_out))
 
 
-def _plain_members(source: tarfile.TarFile, output_bytes: int) -> tuple[dict[str, tarfile.TarInfo], list[str]]:
+def _plain_members(
+    source: tarfile.TarFile, output_bytes: int, *, leaves_unfinished: bool
+) -> tuple[dict[str, tarfile.TarInfo], list[str]]:
     """Return the members to keep by clean name, and the names of the others. Raises BadOutputs."""
     members: dict[str, tarfile.TarInfo] = {}
     left_out: list[str] = []
@@ -67,6 +74,9 @@ def _plain_members(source: tarfile.TarFile, output_bytes: int) -> tuple[dict[str
         if not inner:
             continue  # the folder itself
         if not (member.isreg() or member.isdir()) or member.sparse or not _is_portable(inner):
+            left_out.append(inner)
+            continue
+        if leaves_unfinished and is_unfinished(inner):
             left_out.append(inner)
             continue
         if inner in members:
@@ -84,6 +94,11 @@ def _plain_members(source: tarfile.TarFile, output_bytes: int) -> tuple[dict[str
                 del members[name]
                 break
     return members, left_out
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file is still written, as its name says: a program renames it when it is whole."""
+    return name.endswith(UNFINISHED)
 
 
 def _inner_name(name: str) -> str:

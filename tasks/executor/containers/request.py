@@ -14,6 +14,7 @@ __all__ = [
     "MOUNTS_MAX",
     "NOBODY",
     "OUTPUT_PATH",
+    "RESTORED",
     "SCRATCH_PATH",
     "ContainerRequest",
     "Image",
@@ -43,6 +44,8 @@ GRACE_S_MAX: Final = 600
 SCRATCH_PATH: Final = "/scratch"
 """Where a container may write, besides its output: HOME, TMPDIR and caches lie in it."""
 OUTPUT_PATH: Final = "/output"
+RESTORED: Final = "restored"
+"""The folder below that of a task with what its checkpoint holds at the start."""
 RESERVED_PATHS: Final = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", SCRATCH_PATH)  # noqa: S108  names
 
 _COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -123,7 +126,8 @@ class Limits:
 class ContainerRequest:
     """One container. An empty ``command`` runs the image's own; otherwise it replaces entry point and command.
 
-    ``environment`` has texts ``NAME=value``. ``user`` is both user and group.
+    ``environment`` has texts ``NAME=value``. ``user`` is both user and group. An empty ``checkpoint_path`` is no
+    folder for checkpoints; packed, one has ``checkpoint_bytes`` at most. ``is_resumed``: it begins with one.
     """
 
     image: Image
@@ -133,6 +137,9 @@ class ContainerRequest:
     mounts: tuple[InputMount, ...] = ()
     output_path: str = OUTPUT_PATH
     user: int = NOBODY
+    checkpoint_path: str = ""
+    checkpoint_bytes: int = 0
+    is_resumed: bool = False
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""
@@ -151,6 +158,8 @@ class ContainerRequest:
         paths = [mount.path for mount in self.mounts]
         if self.output_path:
             paths.append(self.output_path)
+        if self.checkpoint_path:
+            paths.append(self.checkpoint_path)
         for path in paths:
             check_path(path)
         for path in paths:

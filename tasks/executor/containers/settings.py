@@ -10,6 +10,7 @@ from tasks.executor.containers.errors import ContainerRefused, RequestInvalid, S
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, check_path
 
 __all__ = [
+    "CHECKPOINT_FOLDER",
     "LABEL_GPUS",
     "LABEL_NODE",
     "LABEL_TASK",
@@ -46,6 +47,8 @@ _VARIABLES: Final = {
     "TMPDIR": f"{SCRATCH_PATH}/tmp",  # noqa: S108  inside the container
     "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
 }
+CHECKPOINT_FOLDER: Final = "checkpoint"
+"""The folder of a container's disk that is stored while it runs."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108  paths inside the container
 
 
@@ -111,7 +114,8 @@ def scratch_volumes(request: ContainerRequest, image: ImageFacts) -> tuple[str, 
     The engine would make a volume without a limit for each of them. Raises ContainerRefused for a path that a
     container may not have.
     """
-    taken = {*_TEMPORARY, SCRATCH_PATH, request.output_path, *(mount.path for mount in request.mounts)}
+    own = request.output_path, request.checkpoint_path
+    taken = {*_TEMPORARY, SCRATCH_PATH, *own, *(mount.path for mount in request.mounts)}
     rest = tuple(path for path in image.volumes if path not in taken)
     for path in rest:
         try:
@@ -130,6 +134,8 @@ def disk_folders(request: ContainerRequest, image: ImageFacts) -> dict[str, int]
         "scratch/cache": 0o777,
         "output": 0o777,
     }
+    if request.checkpoint_path:
+        folders[CHECKPOINT_FOLDER] = 0o777
     volumes = {f"volumes/{number}": 0o777 for number, _ in enumerate(scratch_volumes(request, image))}
     return folders | ({"volumes": 0o755} | volumes if volumes else {})
 
@@ -147,6 +153,8 @@ def mounts_of(request: ContainerRequest, image: ImageFacts, places: Places) -> l
     made += [_mount(f"{places.disk}/scratch/tmp", path) for path in _TEMPORARY]
     if request.output_path:
         made.append(_mount(places.output, request.output_path))
+    if request.checkpoint_path:
+        made.append(_mount(f"{places.disk}/{CHECKPOINT_FOLDER}", request.checkpoint_path))
     for number, path in enumerate(scratch_volumes(request, image)):
         made.append(_mount(f"{places.disk}/volumes/{number}", path))
     for mount, source in zip(request.mounts, places.inputs, strict=True):
@@ -181,6 +189,8 @@ def environment_of(
     machine = [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own]
     if has_socket:
         machine.append(f"DEKUBE_SOCKET={SOCKET_PATH}/{SOCKET_NAME}")
+    if request.checkpoint_path:  # names that begin with DEKUBE_ are no job's
+        machine += [f"DEKUBE_CHECKPOINT={request.checkpoint_path}", f"DEKUBE_RESUMED={int(request.is_resumed)}"]
     return [*machine, *kept, f"{GPU_VARIABLE}={','.join(gpus) or NO_GPU}"]
 
 

@@ -7,6 +7,11 @@ import json
 import tarfile
 from collections.abc import Iterator
 
+from node.market.container_checkpoints import (
+    CheckpointNote,
+    decode_checkpoint_note,
+    encode_checkpoint_note,
+)
 from node.market.container_files import ContainerNote, decode_container_note, encode_container_note
 from node.market.gpu_use import parse_gpu_use
 from node.market.task_views import decode_view_request
@@ -94,6 +99,14 @@ def targets() -> Iterator[tuple[str, Target]]:
         canonical(decode_container_note, encode_container_note),
         tuple(encode_container_note(note) for note in (ContainerNote(), ContainerNote(60, 5, END))),
         ("node.market.container_files:decode_container_note",),
+    )  # fmt: skip
+    yield "note of a checkpoint", Target(
+        canonical(decode_checkpoint_note, encode_checkpoint_note),
+        tuple(
+            encode_checkpoint_note(CheckpointNote(5, leaves, blobs))
+            for leaves, blobs in ((False, ()), (True, (b"a" * 32, b"b" * 32)))
+        ),
+        ("node.market.container_checkpoints:decode_checkpoint_note",),
     )  # fmt: skip
     yield "outputs of a container", Target(
         _pack, (_archive(),), ("tasks.executor.containers.outputs:pack_outputs",), (BadOutputs,), cost=8,
