@@ -199,7 +199,7 @@ class ContainerCheckpoints:
     # Restoring
 
     def is_restored(self, task: bytes) -> bool:
-        """Tell whether a checkpoint lies ready for the start of a task's container."""
+        """Tell whether a checkpoint lies ready for the start of a task's container, or has been put into it."""
         return (self._backend.folder(task) / RESTORED).is_dir()
 
     def wants(self, task: bytes) -> bool:

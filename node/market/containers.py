@@ -375,6 +375,7 @@ class Containers:
         meter = load_meter(self._ledger.store, task)
         request = request_of(spec, self._left(task, meter) + meter.own_seconds)
         if task in await self._backend.running():
+            request = replace(request, is_resumed=self.checkpoints.is_restored(task))
             self.adopted += known is not None
             self.live(task).is_adopted = True
         elif known is not None and meter.own_seconds:
@@ -387,7 +388,8 @@ class Containers:
             elif self.checkpoints.wants(task) and not self.checkpoints.is_restored(task):
                 await self.checkpoints.bring(task, may_miss=False)
             try:
-                await self._backend.start(task, replace(request, is_resumed=self.checkpoints.is_restored(task)))
+                request = replace(request, is_resumed=self.checkpoints.is_restored(task))
+                await self._backend.start(task, request)
             except NotStarted as error:
                 log = await self._keep_log(str(error).encode())
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))

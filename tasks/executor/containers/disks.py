@@ -88,6 +88,7 @@ class ContainerDisk:
             # With a user namespace that user has another number outside: everybody in the container may write.
             inner.chmod(0o777 if is_program else 0o666)
         shutil.rmtree(source)
+        source.mkdir()  # it tells later that the container began with a checkpoint
 
     @property
     def is_mounted(self) -> bool:

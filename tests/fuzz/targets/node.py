@@ -35,6 +35,7 @@ from node.home.config import (
     parse_listen,
     parse_peer,
     parse_signer,
+    parse_until,
     parse_vote_key,
 )
 from node.home.keyring import key_of_mnemonic, parse_secret
@@ -423,6 +424,9 @@ def targets() -> Iterator[tuple[str, Target]]:
         of_file("signer.toml", load_signer_options),
         (dump_options(SignerHomeOptions(listen="h:1", clients=(format_address(KEY.address),))).encode(),),
         ("node.signer.home:load_signer_options",), (ConfigError,), cost=4, memory=400,
+    )  # fmt: skip
+    yield "time until", Target(
+        of_text(parse_until), (b"2027-01-31T08:00+01:00", b""), ("node.home.config:parse_until",), (ConfigError,),
     )  # fmt: skip
     yield "peer text", Target(of_text(parse_peer), (PEER,), ("node.home.config:parse_peer",), (ConfigError,))
     yield (

@@ -20,6 +20,7 @@ from p2p.blob.store import BlobStore
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from state.view.accounts import load_account
+from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.kinds.container import Checkpoint, ContainerPart, Image, Metering, Process, Storage
@@ -53,6 +54,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = world_with(tmp_path, monkeypatch, {"tasks.decline_ms": 1_000})
     yield made
     made.store.close()
+    for disk in tmp_path.glob("node */data/containers/*/disk"):
+        ContainerDisk(disk.parent).remove()
 
 
 @pytest.fixture
