@@ -14,7 +14,7 @@ def test_every_known_attack_has_a_test_of_its_name_and_a_row() -> None:
     named = {
         found.upper()
         for path in (ROOT / "tests/tasks").rglob("test_*.py")
-        for found in re.findall(r"^def test_([an]\d+)_", path.read_text(), re.MULTILINE)
+        for found in re.findall(r"^(?:async )?def test_([an]\d+)_", path.read_text(), re.MULTILINE)
     }
     assert [attack for attack in ATTACKS if attack not in named] == []
     rows = re.findall(r"^\| ([AN]\d+) \|", (ROOT / "docs/attacks.md").read_text(), re.MULTILINE)
