@@ -24,7 +24,6 @@ from state.primitives.errors import DekubeError
 from tasks.executor.containers.backend import ContainerBackend, ContainerLooker
 from tasks.executor.containers.request import ContainerRequest
 from tasks.executor.containers.watchdog import (
-    Effect,
     Gap,
     Leave,
     Note,
@@ -73,6 +72,10 @@ def is_reported(ledger: NodeLedger, address: bytes) -> bool:
     return found is not None and ledger.head().steady_ms < found.until_ms
 
 
+def _log_note(task: bytes, note: Note) -> None:
+    _log.info("seen at a container", task=task, severity=note.severity.name.lower(), what=note.text)
+
+
 class Guard:
     """Watches over the containers of one machine. ``folder`` keeps reports that are not on chain yet."""
 
@@ -81,7 +84,6 @@ class Guard:
     ) -> None:
         self._ledger, self._wallet, self._backend = ledger, wallet, backend
         self._folder, self._policy = folder, policy
-        self._notes = 0
         self._reporting = trio.Lock()
         self.reports = 0
         """Reports of this machine about itself since the start of the node."""
@@ -103,10 +105,14 @@ class Guard:
         failure: Exception | None = None
         stops: list[Tampered | Leave] = []
         share: list[Share] = []
+        notes = 0
 
         def on_seen(seen: Observation) -> None:
+            nonlocal notes
             for effect in dog.step(seen, trio.current_time()):
-                self._log_effect(task, effect)
+                if isinstance(effect, Note) and notes < NOTES_MAX:
+                    notes += 1
+                    _log_note(task, effect)
                 if isinstance(effect, Tampered | Leave):
                     stops.append(effect)
                     nursery.cancel_scope.cancel()
@@ -146,11 +152,6 @@ class Guard:
                 except DekubeError as error:
                     _log.warning("a container's share could not be changed", task=task, error=str(error))
             await trio.sleep(USE_S)
-
-    def _log_effect(self, task: bytes, effect: Effect) -> None:
-        self._notes += 1
-        if isinstance(effect, Note) and self._notes <= NOTES_MAX:
-            _log.info("seen at a container", task=task, severity=effect.severity.name.lower(), what=effect.text)
 
     async def _stop(self, task: bytes, stop: Tampered | Leave) -> None:
         if isinstance(stop, Leave):

@@ -123,7 +123,8 @@ class ContainerWatch:
             return
         if actor.get("ID") != self._container:
             return
-        exec_id = str((actor.get("Attributes") or {}).get("execID", ""))
+        attributes = actor.get("Attributes")
+        exec_id = str(attributes.get("execID", "")) if isinstance(attributes, Mapping) else ""
         key = (at_ns, action, exec_id)
         if key in self._known:
             return
@@ -147,9 +148,10 @@ class ContainerWatch:
     async def _look_at_settings(self, order: Mapping[str, Any], on_seen: OnSeen) -> None:
         while True:
             try:
-                version = str((await self._engine.get("/version")).get("Version", ""))
+                told = await self._engine.get("/version")
                 found = await self._engine.get(f"/containers/{self._container}/json")
-                on_seen(Settings(version, *differences(order, found)))
+                if isinstance(told, Mapping) and isinstance(found, Mapping):
+                    on_seen(Settings(str(told.get("Version", "")), *differences(order, found)))
             except (EngineUnavailable, EngineError):
                 pass  # the events tell of the gap
             await trio.sleep(SETTINGS_S)

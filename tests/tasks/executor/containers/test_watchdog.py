@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.executor.containers.disks import ContainerDisk
+from tasks.executor.containers.engine import Engine
 from tasks.executor.containers.own_calls import OwnCalls
 from tasks.executor.containers.watchdog import (
     CALM_S,
@@ -35,10 +36,10 @@ from tasks.executor.containers.watchdog import (
     Watchdog,
     Yielding,
 )
-from tasks.executor.containers.watchdog_docker import differences
+from tasks.executor.containers.watchdog_docker import ContainerWatch, differences
 from tasks.executor.containers.watchdog_processes import look_at_processes, sees_container
 from tasks.executor.containers.watchdog_use import OthersOnMachine, is_job, read_process_table
-from tests.tasks.executor.containers.desktop import HEADER, LOOK_S, WEEK_S, Week
+from tests.tasks.executor.containers.desktop import CONTAINER, HEADER, LOOK_S, WEEK_S, Week
 
 LEAVING = Policy(Yielding.LEAVE, Yielding.LEAVE, Yielding.YIELD)
 TRACES: dict[Sign, list[Observation]] = {
@@ -205,6 +206,25 @@ def test_own_calls_are_taken_off_one_by_one() -> None:
     assert calls.take("c", "export") and not calls.take("d", "export") and not calls.take("c", "commit")
     calls.forget("c", "export")
     assert not calls.take("c", "export")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.fixed_dictionaries({}, optional={
+    "timeNano": JSON | st.integers(0, 2**63), "Action": JSON | st.sampled_from(["export", "exec_start: sh"]),
+    "Actor": JSON | st.fixed_dictionaries({"ID": JSON | st.just(CONTAINER)}, optional={"Attributes": JSON}),
+}))  # fmt: skip
+def test_whatever_an_engine_tells_is_read_or_left_out(event: dict[str, object]) -> None:
+    watch, seen = ContainerWatch(Engine("/nowhere"), CONTAINER, 0, None), list[Observation]()
+    watch._take(event, seen.append)
+    watch._take(event, seen.append)
+    assert len(seen) <= 1, "an event that is repeated is taken once"
+    assert all(isinstance(one, EngineCall) and not one.is_own for one in seen)
 
 
 class FakeProc:
