@@ -6,6 +6,7 @@ A job is made of a request (``tasks.requests``). Whatever is wrong is found befo
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,22 +16,42 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpc.client.api import ask_account, ask_fees, ask_receipt, send, send_beside, submit, wait_for
 from rpc.client.arguments import check_amount, check_key
-from rpc.client.blobs import Progress
+from rpc.client.blobs import Progress, blob_of_file
 from rpc.client.containers import ask_container
 from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.packing import PackedFile, placed
 from rpc.client.results import CustodyTerms, TaskQuote
-from rpc.client.stores import PutReport, fetch_request, fetch_source, put_folder
-from rpc.client.tasks import CreatedTask, TaskResult, ask_custody_terms, ask_quote, ask_result, ask_task, put_file
+from rpc.client.stores import (
+    PutReport,
+    blobs_named,
+    cache_folder,
+    fetch_request,
+    fetch_source,
+    put_folder,
+    replaced,
+)  # fmt: skip
+from rpc.client.tasks import (
+    CreatedTask,
+    Places,
+    TaskResult,
+    ask_custody_terms,
+    ask_quote,
+    ask_result,
+    ask_task,
+    fetch_file,
+    put_file,
+)
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
 from state.primitives.errors import StoreError
 from state.primitives.hashing import HASH_BYTES, keccak
 from state.primitives.keys import SecretKey
+from state.primitives.manifests import BLOB_PIECES_MAX, PIECE_BYTES
 from state.primitives.transactions import decode_transaction
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.requests.sources import BlobPlace, place_of
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
@@ -44,6 +65,7 @@ __all__ = [
     "put_contents", "rows_from",
 ]  # fmt: skip
 
+BLOB_BYTES_MAX: Final = BLOB_PIECES_MAX * PIECE_BYTES
 MATCH_MS: Final = 600_000
 """How long a machine is looked for, if a program does not say."""
 PRICE_DEFAULT: Final = 5 * 10**15
@@ -494,6 +516,8 @@ def _make_and_post(
 ) -> Flow[CreatedTask]:  # fmt: skip
     check_key("key", key)
     request: Request = yield RunBlocking(partial(_requested, wanted, fields))
+    if blobs_named(request):
+        request = yield from _fetch_blobs(core, request, control=control, progress=progress)
     tuned, task = None, getattr(request, "adapter", None)
     if task is not None:
         tuned = yield from ask_result(core, task.task, control=control, step=task.step)
@@ -569,6 +593,40 @@ def _fetch_source(
     return found
 
 
+def _fetch_blobs(
+    core: Core, request: Request, *, control: Path | None = None, cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Flow[Request]:  # fmt: skip
+    """Return the request with files of this machine instead of ``blob:NAME``; ``make_job`` does the other URLs.
+
+    Blobs come from the node at ``control``, or from a gateway. Raises NoResult if one is not available,
+    ClientError, StoreError.
+    """
+    found: dict[str, str] = {}
+    for name in blobs_named(request):
+        file = (cache or cache_folder()) / f"blob-{name.hex()}" / "content"
+        if not (yield RunBlocking(partial(_is_blob, file, name))):
+            places = Places(b"", control, [], file.parent, progress)
+            yield from fetch_file(core, places, name, BLOB_BYTES_MAX, file)
+        found[name.hex()] = str(file)
+
+    def local(source: str, _field: str) -> str:
+        place = place_of(source)
+        return found[place.name.hex()] if isinstance(place, BlobPlace) else source
+
+    return replaced(request, local)
+
+
+def _is_blob(file: Path, name: bytes) -> bool:
+    """Whether a file has this content; its folder is there then. Raises StoreError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.utime(file.parent)
+    except OSError as error:
+        raise StoreError(f"{file.parent}: {error.strerror}") from None
+    return file.is_file() and blob_of_file(file).blob_id == name
+
+
 def _put_folder(
     _core: Core, folder: Path, to: str, *, about: Mapping[str, str] | None = None,
     progress: Progress | None = None,
@@ -597,4 +655,5 @@ class JobApi:
     evaluate = FlowMethod(_evaluate)
     put_contents = FlowMethod(put_contents)
     fetch_source = FlowMethod(_fetch_source)
+    fetch_blobs = FlowMethod(_fetch_blobs)
     put_folder = FlowMethod(_put_folder)

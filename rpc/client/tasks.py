@@ -623,7 +623,9 @@ def fetch_file(core: Core, places: Places, blob: bytes, limit_bytes: int, to: Pa
         return
     file = places.folder / blob.hex()
     try:
-        yield from download(core, blob, file, task=places.task, progress=places.progress, limit_bytes=limit_bytes)
+        yield from download(
+            core, blob, file, task=places.task or None, progress=places.progress, limit_bytes=limit_bytes
+        )
     except ClientError as error:
         raise NoResult(f"blob {hexed(blob)}: {error}") from None
     yield RunBlocking(partial(_move, file, to))

@@ -10,12 +10,14 @@ from urllib.parse import unquote, urlsplit
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["LocalPlace", "ObjectPlace", "Place", "SourceInvalid", "is_url", "located", "place_of"]
+__all__ = ["BlobPlace", "LocalPlace", "ObjectPlace", "Place", "SourceInvalid", "is_url", "located", "place_of"]
 
 KEY_BYTES_MAX: Final = 1_024
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_EXPECTED: Final = "s3://BUCKET/PREFIX, file:///PATH or a path expected"
+_BLOB: Final = "blob:"
+_BLOB_NAME: Final = re.compile(r"(?:0x)?([0-9a-f]{64})")
+_EXPECTED: Final = "s3://BUCKET/PREFIX, file:///PATH, blob:NAME or a path expected"
 
 
 class SourceInvalid(ConfigError):
@@ -46,12 +48,18 @@ class ObjectPlace(NamedTuple):
         return f"s3://{self.bucket}/{self.key}" + ("/" if self.is_folder and self.key else "")
 
 
-Place: TypeAlias = LocalPlace | ObjectPlace
+class BlobPlace(NamedTuple):
+    """A blob of the network: one file."""
+
+    name: bytes
+
+
+Place: TypeAlias = LocalPlace | ObjectPlace | BlobPlace
 
 
 def is_url(source: str) -> bool:
     """Whether a source is the URL of a store, rather than a path."""
-    return _SCHEME.match(source) is not None
+    return _SCHEME.match(source) is not None or source.startswith(_BLOB)
 
 
 def located(file: str, source: str) -> str:
@@ -63,6 +71,11 @@ def place_of(source: str) -> Place:
     """Return what a source names. Raises SourceInvalid; its text never repeats a part that may be a password."""
     if not is_url(source):
         return LocalPlace(source)
+    if source.startswith(_BLOB):
+        name = _BLOB_NAME.fullmatch(source, len(_BLOB))
+        if name is None:
+            raise SourceInvalid(f"blob:: 64 hex digits expected; {_EXPECTED}")
+        return BlobPlace(bytes.fromhex(name[1]))
     scheme, _, rest = source.partition("://")
     match scheme.lower():
         case "s3":

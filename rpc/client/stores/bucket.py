@@ -37,6 +37,8 @@ SHA256_FIELD: Final = "dekube-sha256"
 CONNECT_S: Final = 10
 READ_S: Final = 60
 TRIES: Final = 6
+CALL_TRIES: Final = 4
+"""How often the library sends a request that fails before an answer; ``TRIES`` is for what failed then."""
 PAUSE_S: Final = 0.2
 PAUSE_S_MAX: Final = 5.0
 ANSWER_BYTES_MAX: Final = 16 << 20
@@ -116,7 +118,7 @@ class Bucket:
             def client(style: str) -> Any:
                 config = self._library.config.Config(
                     connect_timeout=CONNECT_S, read_timeout=READ_S, max_pool_connections=CONNECTIONS,
-                    retries={"mode": "standard", "total_max_attempts": 4}, s3={"addressing_style": style},
+                    retries={"mode": "standard", "total_max_attempts": CALL_TRIES}, s3={"addressing_style": style},
                     request_checksum_calculation="when_required", response_checksum_validation="when_required",
                 )  # fmt: skip
                 return session.create_client("s3", region_name=region, config=config)
@@ -165,6 +167,9 @@ class Bucket:
             raise StoreDenied("no keys for s3://") from None
         except errors.BotoCoreError as error:
             raise StoreUnreachable(f"{what}: {type(error).__name__} at {self.endpoint}") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            # Numbers or dates of an answer that are none: the library's parser lets these through.
+            raise StoreRefused(f"{what}: an answer of another form") from None
 
     def _refusal(self, what: str, response: Any) -> StoreError:
         code = str(response.get("Error", {}).get("Code", ""))[:60]
@@ -224,7 +229,10 @@ class Bucket:
         told = str(answer.get("Metadata", {}).get(SHA256_FIELD, ""))
         whole = str(answer.get("ChecksumSHA256", ""))
         if not told and whole and "-" not in whole:
-            told = base64.b64decode(whole).hex()
+            try:
+                told = base64.b64decode(whole, validate=True).hex()
+            except ValueError:
+                raise StoreRefused(f"s3://{self.name}/{key}: a hash of another form") from None
         md5 = etag.strip('"').lower()
         is_md5 = len(md5) == 32 and not set(md5) - set("0123456789abcdef")
         is_plain = answer.get("ServerSideEncryption") in (None, "AES256") and "SSECustomerAlgorithm" not in answer
@@ -298,7 +306,10 @@ class Bucket:
             f"s3://{self.name}/{key}", "create_multipart_upload", Key=key, ChecksumAlgorithm="SHA256",
             Metadata={SHA256_FIELD: sha256},
         ))  # fmt: skip
-        return str(answer["UploadId"])
+        upload = str(answer.get("UploadId", ""))
+        if not upload:
+            raise StoreRefused(f"s3://{self.name}/{key}: an upload without a name")
+        return upload
 
     def parts(self, key: str, upload: str) -> dict[int, Part]:
         """Return the parts that the store has of an upload. Raises StoreMissing if it does not know it."""
@@ -313,7 +324,7 @@ class Bucket:
                 part = Part(
                     str(item.get("ETag", "")), str(item.get("ChecksumSHA256", "")), int(item.get("Size", -1))
                 )
-                found[int(item["PartNumber"])] = part
+                found[int(item.get("PartNumber", 0))] = part
             after = int(page.get("NextPartNumberMarker", 0) or 0)
             if not page.get("IsTruncated") or not items:
                 return found

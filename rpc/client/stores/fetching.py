@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,13 +24,14 @@ from rpc.client.stores.errors import StoreChanged, StoreChecksum, StoreMissing, 
 from rpc.client.stores.listing import Stored
 from rpc.client.stores.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, Entry, decode_manifest
 from rpc.client.stores.resuming import NOTE_BYTES_MAX, PART_BYTES, Note, bounds, parts_of
-from state.primitives.errors import DekubeError, StoreError
-from tasks.requests.sources import LocalPlace, ObjectPlace, is_url, place_of
+from rpc.client.stores.threads import Stopped, settle
+from state.primitives.errors import DekubeError
+from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, is_url, place_of
 
 if TYPE_CHECKING:
     from tasks.requests.reading import Request
 
-__all__ = ["cache_folder", "fetch_request", "fetch_source"]
+__all__ = ["blobs_named", "cache_folder", "fetch_request", "fetch_source", "replaced"]
 
 Progress = Callable[[int, int], None]
 
@@ -57,20 +58,25 @@ def fetch_request(request: Request, *, progress: Progress | None = None) -> Requ
     """
     from tasks.requests.errors import RequestInvalid
 
-    made: Any = request
-
     def local(source: str, field: str) -> str:
-        if not is_url(source):
-            return source
         try:
             return str(fetch_source(source, progress=progress))
         except DekubeError as error:
             raise RequestInvalid(str(error), file=request.file, field=field, code=error.code) from None
 
+    return replaced(request, local)
+
+
+def replaced(request: Request, local: Callable[[str, str], str]) -> Request:
+    """Return the request with what ``local`` gives for each URL and its field."""
+    made: Any = request
     mounts = getattr(request, "mounts", ())
     if any(is_url(mount.source) for mount in mounts):
         made = made._replace(
-            mounts=tuple(mount._replace(source=local(mount.source, "mounts")) for mount in mounts)
+            mounts=tuple(
+                mount._replace(source=local(mount.source, "mounts")) if is_url(mount.source) else mount
+                for mount in mounts
+            )
         )
     for field in _FIELDS:
         value = getattr(made, field, "")
@@ -78,6 +84,19 @@ def fetch_request(request: Request, *, progress: Progress | None = None) -> Requ
             made = made._replace(**{field: local(value, field)})
     found: Request = made
     return found
+
+
+def blobs_named(request: Request) -> list[bytes]:
+    """Return the blobs that a request names as its sources."""
+    found: list[bytes] = []
+
+    def note(source: str, _field: str) -> str:
+        if isinstance(place := place_of(source), BlobPlace):
+            found.append(place.name)
+        return source
+
+    replaced(request, note)
+    return list(dict.fromkeys(found))
 
 
 def fetch_source(source: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
@@ -91,6 +110,8 @@ def fetch_source(source: str, *, cache: Path | None = None, progress: Progress |
             if not Path(path).exists():
                 raise StoreMissing(f"{path}: no such file or folder")
             return Path(path)
+        case BlobPlace(name):
+            raise StoreMissing(f"blob:{name.hex()}: fetched by a client of a node or gateway alone")
         case ObjectPlace() as place:
             return _Fetch(place, cache or cache_folder(), progress).run()
 
@@ -214,8 +235,7 @@ class _Fetch:
         with ThreadPoolExecutor(READS_AT_ONCE) as reads, ThreadPoolExecutor(FILES_AT_ONCE) as files:
             try:
                 waiting = [files.submit(self._fetch_one, stored, reads) for stored in missing]
-                for future in wait(waiting, return_when=FIRST_EXCEPTION).done:
-                    future.result()
+                settle(waiting)
             except BaseException:
                 self._stop.set()
                 files.shutdown(wait=False, cancel_futures=True)
@@ -271,8 +291,7 @@ class _Fetch:
             numbers = [one for one in range(parts_of(stored.size_bytes, PART_BYTES)) if one not in note.done]
             waiting = [reads.submit(fetch, number) for number in numbers]
             try:
-                for future in wait(waiting, return_when=FIRST_EXCEPTION).done:
-                    future.result()
+                settle(waiting)
             except BaseException:
                 self._stop.set()
                 raise
@@ -285,7 +304,7 @@ class _Fetch:
     def _check(self, stored: Stored, head: Head, part: Path, notes: Path) -> None:
         """Check the whole content by the hashes that are known of it. Raises StoreChecksum."""
         if self._stop.is_set():
-            raise StoreError("the transfer was stopped")
+            raise Stopped("the transfer was stopped")
         entry = self._entries.get(stored.path)
         wanted = {"sha256": {entry.sha256} if entry is not None else set(), "md5": set[str]()}
         if head.sha256:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -27,9 +27,9 @@ from rpc.client.stores.manifest import (
     encode_manifest,
 )
 from rpc.client.stores.resuming import SENT_BYTES_MIN, Sent, bounds, part_bytes_of, parts_of
-from state.primitives.errors import StoreError
+from rpc.client.stores.threads import Stopped, settle
 from tasks.kinds.folders import ENTRIES_MAX, ArchiveInvalid, check_name
-from tasks.requests.sources import LocalPlace, ObjectPlace, place_of
+from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, SourceInvalid, place_of
 
 __all__ = ["PutReport", "put_folder"]
 
@@ -66,6 +66,8 @@ def put_folder(
     match place:
         case LocalPlace(path):
             store: _Target = _Folder(Path(path))
+        case BlobPlace():
+            raise SourceInvalid("blob: names content; a result goes to s3://BUCKET/PREFIX or a folder")
         case ObjectPlace():
             store = _Prefix(place, notes or cache_folder().parent / "uploads")
     size_bytes = sum(entry.size_bytes for entry in entries)
@@ -74,8 +76,7 @@ def put_folder(
     with ThreadPoolExecutor(SENDS_AT_ONCE) as pool:
         waiting = [pool.submit(store.put, root / entry.path, entry, told) for entry in entries]
         try:
-            for future in wait(waiting, return_when=FIRST_EXCEPTION).done:
-                future.result()
+            settle(waiting)
         except BaseException:
             told.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -274,7 +275,7 @@ class _Prefix(_Target):
         with source.open("rb") as file:
             for number in range(parts_of(entry.size_bytes, size)):
                 if told.stop.is_set():
-                    raise StoreError("the transfer was stopped")
+                    raise Stopped("the transfer was stopped")
                 first, end = bounds(number, entry.size_bytes, size)
                 data = file.read(end - first)
                 whole.update(data)

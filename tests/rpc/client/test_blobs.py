@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from rpc.client import AnswerMalformed, ClientError, ClientOptions, GatewayUnreachable, OtherChain
 from rpc.client.blobs import PAUSE_S_MIN, WAIT_S_MAX, blob_of_file, download, is_held, upload
 from rpc.client.core import Fetch, Reply
+from rpc.client.jobs import JobApi
 from rpc.protocol.grants import read_grant
 from state.primitives.errors import StoreError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import PIECE_BYTES, Manifest, piece_hash
+from tasks.requests.reading import request_of
 from tests.rpc.client.answers import at
 from tests.rpc.client.world import World
 
@@ -87,6 +89,25 @@ def test_a_blob_comes_in_growing_parts(tmp_path: Path) -> None:
     get(world(noting), tmp_path / "deep" / "file")
     mib = PIECE_BYTES
     assert asked == ["", f"bytes=0-{mib - 1}", f"bytes={mib}-{3 * mib - 1}", f"bytes={3 * mib}-{SIZE - 1}"]
+
+
+def test_a_blob_is_a_source_of_a_job_and_fetched_once(tmp_path: Path) -> None:
+    image = "a.test/image@sha256:" + "ab" * 32
+    mounts = [{"source": f"blob:{BLOB.hex()}", "path": "/data/file"}, {"source": "main.py", "path": "/main.py"}]
+    request = request_of({"kind": "container", "image": image, "mounts": mounts})
+    made = world(serve)
+    found: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
+    assert Path(found.mounts[0].source).read_bytes() == CONTENT and found.mounts[1].source == "main.py"
+
+    def gone(fetch: Fetch) -> Reply:
+        raise GatewayUnreachable("gone")
+
+    made = world(gone)
+    again: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
+    assert again == found
+    Path(found.mounts[0].source).write_bytes(b"damaged")
+    with pytest.raises(GatewayUnreachable):
+        made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
 
 
 def test_what_came_before_is_not_asked_for_again_and_what_is_damaged_is(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -13,8 +17,9 @@ from rpc.client.stores.errors import StoreFull, StoreRefused, StoreTooLarge, of_
 from rpc.client.stores.listing import EMPTY_PAGES_MAX, Listing, path_of_key
 from rpc.client.stores.manifest import Entry, decode_manifest, encode_manifest
 from rpc.client.stores.resuming import PART_BYTES, Note, Sent, bounds, part_bytes_of, parts_of
+from rpc.client.stores.threads import Stopped, settle
 from tasks.kinds.folders import ENTRIES_MAX
-from tasks.requests.sources import LocalPlace, ObjectPlace, SourceInvalid, is_url, located, place_of
+from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, SourceInvalid, is_url, located, place_of
 
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "C")), max_size=12)
 HASH = "ab" * 32
@@ -26,6 +31,7 @@ HASH = "ab" * 32
         ("data/rows.jsonl", LocalPlace("data/rows.jsonl")),
         ("/data:x", LocalPlace("/data:x")),
         ("file:///data/a%20b", LocalPlace("/data/a b")),
+        ("blob:0x" + "ab" * 32, BlobPlace(b"\xab" * 32)),
         ("s3://bucket", ObjectPlace("bucket", "", True)),
         ("s3://bucket/", ObjectPlace("bucket", "", True)),
         ("S3://my.bucket/a/b", ObjectPlace("my.bucket", "a/b", False)),
@@ -41,7 +47,7 @@ def test_sources_are_paths_or_urls(source: str, place: object) -> None:
     [
         "s3://", "s3:///key", "s3://B/x", "s3://user:password@bucket/x", "s3://bucket/a/../b", "s3://bucket//a",
         "s3://bucket/a//", "s3://bucket/\n", "s3://bucket/" + "x" * 1_025, "file://host/x", "file://relative",
-        "file:///a?b", "https://example.org/x", "gs://bucket/x",
+        "file:///a?b", "blob:ab", "https://example.org/x", "gs://bucket/x",
     ],
 )  # fmt: skip
 def test_what_is_no_source_is_named_without_a_password(source: str) -> None:
@@ -171,3 +177,41 @@ def test_a_manifest_of_another_form_is_refused(field: str, value: object) -> Non
 
 def test_a_full_disk_has_a_code_of_its_own() -> None:
     assert isinstance(of_file(Path("x"), OSError(28, "No space left on device")), StoreFull)
+
+
+def test_the_failure_that_stopped_the_others_is_told() -> None:
+    gate = threading.Event()
+
+    def stopped() -> None:
+        raise Stopped("stopped")
+
+    def full() -> None:
+        gate.wait()
+        raise StoreFull("full")
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(full), pool.submit(stopped)]
+        futures[1].add_done_callback(lambda _: gate.set())
+        with pytest.raises(StoreFull):
+            settle(futures)
+
+
+PACK = """
+import resource, sys
+from pathlib import Path
+from rpc.client.packing import pack_source
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+packed, _ = pack_source(Path(sys.argv[1]))
+assert packed.size_bytes > 300 << 20
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_mount_is_packed_without_memory_for_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data" / "large").open("wb") as file:
+        file.truncate(300 << 20)
+    done = subprocess.run([sys.executable, "-c", PACK, str(tmp_path / "data")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 64 << 10, "KiB for a mount of 300 MiB"
