@@ -96,18 +96,18 @@ def test_a_blob_is_a_source_of_a_job_and_fetched_once(tmp_path: Path) -> None:
     mounts = [{"source": f"blob:{BLOB.hex()}", "path": "/data/file"}, {"source": "main.py", "path": "/main.py"}]
     request = request_of({"kind": "container", "image": image, "mounts": mounts})
     made = world(serve)
-    found: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
+    found: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))
     assert Path(found.mounts[0].source).read_bytes() == CONTENT and found.mounts[1].source == "main.py"
 
     def gone(fetch: Fetch) -> Reply:
         raise GatewayUnreachable("gone")
 
     made = world(gone)
-    again: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
+    again: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))
     assert again == found
     Path(found.mounts[0].source).write_bytes(b"damaged")
     with pytest.raises(GatewayUnreachable):
-        made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))  # type: ignore[attr-defined]
+        made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path))
 
 
 def test_what_came_before_is_not_asked_for_again_and_what_is_damaged_is(tmp_path: Path) -> None:
