@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from rpc.backend.server import Backend
+from rpc.protocol.task_views import QUESTION_BYTES_MAX, ViewRefused
 from tasks.kinds.container import ExitKind
 from tasks.ledger.settlement import budget_of
 from tasks.ledger.transitions import ACCEPT_TASK, CANCEL_TASK, START_TASK
 from tasks.spec import encode_spec
-from tests.rpc.harness import hexed
+from tests.rpc.harness import Node, gateway, hexed
 from tests.rpc.test_market import WorldNode
 from tests.tasks.containers import TICK_S, block_until, container, finish, host, meter
 from tests.tasks.world import QUICK, REQUESTER, World
@@ -106,3 +113,40 @@ async def test_a_proven_task_has_no_meter() -> None:
     node = WorldNode(world)
     task = world.create()
     assert (await node.call("dekube_getTask", hexed(task)))["task"]["meter"] is None
+
+
+async def test_a_question_about_a_container_goes_through_gateway_and_node(tmp_path: Path) -> None:
+    """The node waits for another node meanwhile, and answers other requests; a refusal keeps its code."""
+    task, asked, waits = b"t" * 32, list[tuple[bytes, bytes]](), trio.Event()
+
+    class Source:
+        async def task_view(self, task: bytes, question: bytes, /) -> tuple[bytes, bytes]:
+            asked.append((task, question))
+            await waits.wait()
+            if question == b"no":
+                raise ViewRefused("too often")
+            return b"w" * 20, b"sealed"
+
+    node, path = Node(tmp_path / "chain"), tmp_path / "rpc.sock"
+    backend = Backend(node.view, node, path, views=Source())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(backend.run)
+        async with gateway(backend, path) as it:
+            answers: dict[str, Any] = {}
+
+            async def ask() -> None:
+                answers["view"] = await it.checked_call("dekube_viewTask", hexed(task), hexed(b"question"))
+
+            nursery.start_soon(ask)
+            while not asked:  # noqa: ASYNC110  of another process
+                await trio.sleep(0.01)
+            assert (await it.call("dekube_head"))["at"]["height"] == node.store.tip.height
+            waits.set()
+            error = await it.error("dekube_viewTask", hexed(task), hexed(b"no"))
+            assert error["data"]["reason"] == "view_refused"
+            too_long = await it.error("dekube_viewTask", hexed(task), hexed(bytes(QUESTION_BYTES_MAX + 1)))
+            assert too_long["data"]["reason"] == "invalid_params"
+            assert answers["view"]["sealed"] == hexed(b"sealed") and answers["view"]["worker"] == hexed(b"w" * 20)
+            assert asked[0] == (task, b"question")
+        nursery.cancel_scope.cancel()
+    node.store.close()
