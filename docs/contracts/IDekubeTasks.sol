@@ -298,9 +298,9 @@ interface IDekubeTasks {
     /// @param worker Machine that does the task; zero where there is none.
     /// @param blob Content address of the packed folder; zero: an empty one.
     /// @param size Bytes of the packed folder.
-    /// @param seconds Seconds of the task that it holds.
+    /// @param elapsed Seconds of the task that it holds.
     event CheckpointStored(bytes32 indexed task, address indexed worker, bytes32 blob, uint256 size, uint256
-        seconds);
+        elapsed);
 
     /// @notice A worker proved what ends a task.
     /// @param task Id of the task.
@@ -455,9 +455,9 @@ interface IDekubeTasks {
     ///   cannot be had.
     /// @param task Id of the task.
     /// @param worker Machine that does the task; zero where there is none.
-    /// @param seconds Seconds that another machine does again.
+    /// @param lost Seconds that another machine does again.
     /// @param amount Pay that returns to the task, in 10^-18 DKB.
-    event SecondsLost(bytes32 indexed task, address indexed worker, uint256 seconds, uint256 amount);
+    event SecondsLost(bytes32 indexed task, address indexed worker, uint256 lost, uint256 amount);
 
     /// @notice Seconds of a container were counted and paid.
     /// @param task Id of the task.

@@ -372,13 +372,13 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {
             "blob": "Content address of the packed folder; zero: an empty one.",
             "size": "Bytes of the packed folder.",
-            "seconds": "Seconds of the task that it holds.",
+            "elapsed": "Seconds of the task that it holds.",
         },
     ),
     ("tasks", "SecondsLost"): Text(
         "Seconds of a container are neither kept nor paid: its worker has left, or its checkpoint cannot be had.",
         {
-            "seconds": "Seconds that another machine does again.",
+            "lost": "Seconds that another machine does again.",
             "amount": f"Pay that returns to the task, {UNIT}.",
         },
     ),

@@ -40,11 +40,11 @@ LEAVE_FINE_S_MAX: Final = 3_600
 """A machine that leaves before the time that it has offered loses the pay of so many seconds at most."""
 CHECKPOINT_STORED: Final = EventType(
     LEDGER_ADDRESS,
-    "CheckpointStored(bytes32 indexed task, address indexed worker, bytes32 blob, uint256 size, uint256 seconds)",
+    "CheckpointStored(bytes32 indexed task, address indexed worker, bytes32 blob, uint256 size, uint256 elapsed)",
 )
 SECONDS_LOST: Final = EventType(
     LEDGER_ADDRESS,
-    "SecondsLost(bytes32 indexed task, address indexed worker, uint256 seconds, uint256 amount)",
+    "SecondsLost(bytes32 indexed task, address indexed worker, uint256 lost, uint256 amount)",
 )
 CHECKPOINT_EVENTS: Final = (CHECKPOINT_STORED, SECONDS_LOST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,3 +116,5 @@ def check_result(net: Network, task: str, folder: Path) -> None:
     assert told["seconds"] >= 20 and int(told["paid"]) > 0
     assert sorted(told["logs"].splitlines()) == ["a text", "done", "step 3 of 9"]
     assert (folder / "copy").read_text() == "a text\n"
+    lines = folder.with_name("result.metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["progress"] for line in lines] == [3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +18,15 @@ from node.cli.tasks.watch import say
 from node.cli.terminal import printable
 from rpc.client import Client
 from rpc.client.core import hexed
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = ["show_container"]
 
 LINES_SHOWN: Final = 40
 """Lines of the logs that are shown; all of them are in the file beside the output."""
 LOG_FILE: Final = ".log"
+SERIES_FILE: Final = ".metrics.jsonl"
+"""What it has reported, a line for each point, where its machine still has that."""
 LOG_STORED: Final = "dekube-container.log"
 """The logs among the files of an output that goes to a store, unless it has a file of that name."""
 
@@ -55,6 +58,7 @@ def show_container(
     elif out is not None:
         log = out.with_name(out.name + LOG_FILE)
         log.write_bytes(found.logs)
+        _write_series(session, client, task, out.with_name(out.name + SERIES_FILE))
     text = found.logs.decode("utf-8", "replace")
     answer: dict[str, Any] = {
         "task": hexed(task), "phase": found.phase, "reason": found.reason, "proved": False, "exit": found.kind,
@@ -74,3 +78,14 @@ def show_container(
         click.echo(f"\nThe last {counted(len(lines), 'line')} of its logs:")
         for line in lines:
             click.echo(printable(line))
+
+
+def _write_series(session: Session, client: Client, task: bytes, file: Path) -> None:
+    """Write what a container has reported, if its machine still tells this node's account."""
+    control = session.control()
+    if control is None:
+        return
+    with suppress(DekubeError):
+        points = client.task_series(task, control=control)
+        if points:
+            file.write_text("".join(f"{json.dumps(point._asdict())}\n" for point in points))
