@@ -27,7 +27,7 @@ from tasks.spec import JobSpec, Requirements, container_job, container_of
 if TYPE_CHECKING:
     from rpc.client.results import Task
 
-__all__ = ["ContainerJob", "ContainerResult", "ask_container", "make_container"]
+__all__ = ["ContainerJob", "ContainerResult", "MachineRun", "ask_container", "make_container"]
 
 
 class ContainerJob(NamedTuple):
@@ -38,6 +38,14 @@ class ContainerJob(NamedTuple):
     notes: tuple[str, ...]
     model: bytes = b""
     rows: bytes = b""
+
+
+class MachineRun(NamedTuple):
+    """A machine that ran a container: its counted seconds, and those of them that were lost and not paid."""
+
+    worker: str
+    seconds: int
+    lost: int
 
 
 class ContainerResult(NamedTuple):
@@ -55,6 +63,7 @@ class ContainerResult(NamedTuple):
     code: int | None
     logs: bytes
     files: int
+    machines: tuple[MachineRun, ...] = ()
 
 
 def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) -> ContainerJob:
@@ -129,6 +138,7 @@ def ask_container(
     return ContainerResult(
         task, record.phase, record.reason, meter["seconds"], int(meter["paid"]),
         None if end is None else end["kind"], None if end is None else end["code"], logs, files,
+        tuple(MachineRun(run["worker"], run["seconds"], run["lost"]) for run in meter.get("machines", ())),
     )  # fmt: skip
 
 

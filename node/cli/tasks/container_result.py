@@ -67,8 +67,13 @@ def show_container(
         **({} if log is None else {"folder": str(out), "log": str(log)}), **stored,
     }  # fmt: skip
     if as_json:
-        show({**answer, "logs": text})
+        show({**answer, "machines": [run._asdict() for run in found.machines], "logs": text})
         return
+    if len(found.machines) > 1:
+        answer["machines"] = "; ".join(
+            f"{run.worker}: {counted(run.seconds, 'second')}, {run.lost} lost and not paid"
+            for run in found.machines
+        )
     answer |= {"proved": UNPROVEN, "seconds": counted(found.seconds, "second"), "paid": show_amount(found.paid)}
     show_fields(
         {name: value for name, value in answer.items() if value is not None}, as_json=False, title="Result"
