@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,9 +11,18 @@ from pathlib import Path
 import pytest
 
 import rpc.client.stores.bucket
-from rpc.client.stores import fetch_source, put_folder
-from rpc.client.stores.errors import StoreChanged, StoreDenied, StoreRefused, StoreTooLarge, StoreUnreachable
+from rpc.client.stores import fetch_request, fetch_source, put_folder
+from rpc.client.stores.errors import (
+    StoreChanged,
+    StoreDenied,
+    StoreExtraMissing,
+    StoreRefused,
+    StoreTooLarge,
+    StoreUnreachable,
+)
 from state.primitives.errors import StoreError
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import request_of
 
 Answer = Callable[[str, str], tuple[int, dict[str, str], bytes]]
 """What is answered to a method and a path."""
@@ -173,3 +183,15 @@ def test_an_upload_that_the_store_does_not_keep_is_noticed(enemy: Enemy, tmp_pat
     with pytest.raises(StoreError):
         put_folder(tmp_path / "rows", "s3://bucket/x", notes=tmp_path / "notes")
     assert not any("dekube-manifest" in asked for asked in enemy.asked if asked.startswith("PUT"))
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.config", None)
+    with pytest.raises(StoreExtraMissing, match=r"dekube-node\[s3\]") as caught:
+        fetch_source("s3://bucket/x", cache=tmp_path)
+    assert caught.value.code == "store_extra_missing"
+    mounts = [{"source": "s3://bucket/x", "path": "/data"}]
+    request = request_of({"kind": "container", "image": "a.test/image@sha256:" + "ab" * 32, "mounts": mounts})
+    with pytest.raises(RequestInvalid) as refused:
+        fetch_request(request)
+    assert (refused.value.code, refused.value.field) == ("store_extra_missing", "mounts")
