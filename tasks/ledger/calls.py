@@ -259,7 +259,7 @@ class _Call:
             is_bounded = record.vain_offers < self.scope.parameters.offers_ranked + BOUNDED_DRAWS
             pool = self._candidates(bid)
             return bid._replace(drawn=self._draw(bid, _without_dear(pool, self._weight) if is_bounded else pool))
-        if record.phase == Phase.DEGRADED:
+        if record.phase == Phase.DEGRADED or record.vain_offers:
             return bid._replace(drawn=self._draw(bid, self._replacing(bid)), then_lowest=True)
         return bid
 
@@ -276,8 +276,8 @@ class _Call:
     def _replacing(self, bid: Bid) -> list[Ask]:
         """Return the machines to draw from for a task that has lost its worker: some of the lower asks (R63).
 
-        Whoever cuts the line of a worker shall not have its work for a low ask. After what is drawn of them come
-        all, by price.
+        Whoever cuts the line of a worker, or has a friend keep a task until it is free, shall not have the work
+        for a low ask. After what is drawn of them come all, by price.
         """
         meeting = places_of(self._ring.meeting(bid))
         if not meeting:

@@ -266,7 +266,10 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         ),
         Absent(
             "replacement-draw", "the lowest ask takes a task that has lost its worker",
-            aims=(Aim("line cutter", {"at": "opening", "minutes": 1_500}),),
+            aims=(
+                Aim("line cutter", {"at": "opening", "minutes": 1_500}),
+                Aim("ask decoys", {"price": 1.1, "decoys": 1, "place": "start", "silent": True}),
+            ),
             patches=(_of("_Call._replacing", _no_asks, "calls"),),
         ),
         # Verification

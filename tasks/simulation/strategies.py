@@ -663,6 +663,9 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         },
         _undercutting,
         baseline=_best_ask,
+        known=(
+            {"share": 20, "price": 1.1, "decoys": 1, "place": "start", "reason": "left", "silent": True},
+        ),
     ),
     Strategy(
         "false claimer",

@@ -136,7 +136,7 @@ def settle(world: World, tasks: list[bytes]) -> Counter[Reason | Purpose | Phase
     return seen
 
 
-SEEDS_FROM: Final = (12, 58)
+SEEDS_FROM: Final = (17, 64)
 SEEDS: Final = 12
 EXPECTED: Final = frozenset({
     Phase.SETTLED, Phase.CANCELLED, Phase.FAILED, Phase.EXPIRED, Purpose.JUROR_FEE, Purpose.KILL_FEE,

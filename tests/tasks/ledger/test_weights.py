@@ -339,7 +339,7 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
     play_trials()
     play_groups()
     play_containers()
-    for seed in range(4):
+    for seed in range(6):
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind
         play(seed)

@@ -375,3 +375,13 @@ def test_a_caught_liar_has_no_way_out_that_costs_less_than_half_of_a_proven_lie(
 def test_a_silent_verifier_with_the_least_bond_freezes_no_task_for_hours() -> None:
     setting: Setting = {"share": 10, "by": "verifier", "way": "silent", "rate": 1.0, "seals": 1}
     assert max(score_of("freezing challenger", setting, 4).delays_s) <= 2 * 3_600
+
+
+def test_n19_a_machine_that_keeps_a_job_until_a_friend_is_free_does_not_get_it_for_the_friend() -> None:
+    parking: Setting = {
+        "share": 20, "price": 1.1, "decoys": 1, "place": "start", "reason": "left", "silent": True,
+        "custody": True,
+    }  # fmt: skip
+    # One of nine machines is drawn for the job: the friend still gets it now and then.
+    assert gain("ask decoys", parking, PLAIN, 16) < 0.1
+    assert gain("ask decoys", parking, PLAIN, 16, WITHOUT["replacement-draw"]) > 0.4
