@@ -89,10 +89,10 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation
 
 unit: $(VENV)/dev.stamp ## unit and property tests
-	$(UNIT) -m "not cluster and not compose and not s3"
+	$(UNIT) -m "not cluster and not compose and not s3 and not kubernetes"
 
 unit-quick: $(VENV)/dev.stamp ## unit tests without those that are marked slow
-	$(UNIT) -m "not slow and not cluster and not compose and not s3"
+	$(UNIT) -m "not slow and not cluster and not compose and not s3 and not kubernetes"
 
 fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has not had them; resumes where it stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
@@ -151,6 +151,9 @@ test-stores: $(VENV)/dev.stamp ## inputs and results in a real S3 server, which 
 
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
 	$(BIN)/pytest -q -m compose tests/testnet
+
+test-kubernetes: $(VENV)/dev.stamp ## containers in a real cluster: KUBECONFIG with DEKUBE_TEST_IMAGE, else one node that the tests start
+	$(BIN)/pytest -q -s -m "kubernetes and not nightly" tests/kubernetes
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
   --no-annotate pyproject.toml --extra datasets --extra build --upgrade

@@ -104,6 +104,8 @@ BOUNDS: Final = {
     "executor.docker.disk_gib": (1, 1 << 20),
     "executor.docker.image_gib": (1, 1 << 20),
     "executor.docker.notice_s": (0, 600),
+    "executor.kubernetes.gpus": (0, 64),
+    "executor.kubernetes.disk_gib": (1, 1 << 20),
     "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),

@@ -216,6 +216,30 @@ class DockerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """Containers of strangers in a Kubernetes cluster (docs/operations.md)."""
+
+    enabled: bool = False
+    kubeconfig: str = ""
+    """File with a token or a certificate. Empty: the account of the pod in which the node runs."""
+    prefix: str = "dekube"
+    """How the namespaces of this node begin: each task has one."""
+    images: tuple[str, ...] = ("*",)
+    """Repositories that may run; one that ends with ``*`` stands for all that begin so."""
+    helper_image: str = ""
+    """Image by digest that carries inputs and outputs: ``sh``, ``tar``, ``head``, ``sha256sum``, ``stat``."""
+    runtime_class: str = ""
+    """RuntimeClass of the pods. Empty: the cluster's own."""
+    gpus: int = 0
+    """GPUs that one container may have."""
+    gpu_resource: str = "nvidia.com/gpu"
+    disk_gib: int = 64
+    """Disk that one container may have."""
+    unisolated_allowed: bool = False
+    """Lend also where network policies have no effect; false: lend nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorOptions:
     """Jobs on this machine."""
 
@@ -227,6 +251,12 @@ class ExecutorOptions:
     jobs_max: int = 1
     verifications_max: int = 1
     docker: DockerOptions = field(default_factory=DockerOptions)
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+
+    @property
+    def lends_containers(self) -> bool:
+        """Whether an engine or a cluster is lent."""
+        return self.docker.enabled or self.kubernetes.enabled
 
 
 @dataclass(frozen=True, slots=True)

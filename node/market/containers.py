@@ -18,9 +18,10 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
-from node.home.options import DockerOptions
+from node.home.options import ExecutorOptions
 from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.container_attendance import Attendance
+from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_live import Live
@@ -35,10 +36,8 @@ from p2p.blob.store import BlobStore
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
-from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
-from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NotStarted
-from tasks.executor.containers.logins import read_logins
+from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
 from tasks.kinds.container import METER_PROGRESS, ExitKind, MountForm
@@ -152,7 +151,7 @@ class Containers:
         if facts.missing:
             _log.error("this machine lends no containers: something is missing", missing=list(facts.missing))
             return False
-        if not facts.has_user_namespace:
+        if self._backend.is_local and not facts.has_user_namespace:
             _log.warning("containers with user 0 are this machine's root without its rights: no user namespace")
         _log.info("this machine lends containers", engine=facts.version)
         return True
@@ -390,6 +389,8 @@ class Containers:
             try:
                 request = replace(request, is_resumed=self.checkpoints.is_restored(task))
                 await self._backend.start(task, request)
+            except NoRoom as error:
+                await self._give_up(task, Reason.WORKER_LEFT, str(error))
             except NotStarted as error:
                 log = await self._keep_log(str(error).encode())
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
@@ -402,7 +403,7 @@ class Containers:
         if self.checkpoints.is_leaving(task) and not load_task(self._ledger.store, task).ending:
             await self._leave(task, request, ended)
             return ContainerNote()
-        if ended.end is End.LOST:
+        if ended.end in (End.LOST, End.EVICTED):
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         return await self._collect(task, request, ended)
 
@@ -574,20 +575,15 @@ class Containers:
 
 
 def containers_of(
-    options: DockerOptions, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore,
+    options: ExecutorOptions, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore,
     parameters: TaskParameters, data_dir: Path,
 ) -> Containers:  # fmt: skip
-    """Return the containers of a node with these options. Raises ContainerRefused for a bad file of logins."""
-    chosen = docker.DockerOptions(
-        options.socket, options.images, options.disk_gib, options.image_gib, options.root_allowed, options.gpus
-    )
-    logins = read_logins(Path(options.logins)) if options.logins else {}
+    """Return the containers of a node with these options. Raises ContainerRefused for options that cannot be."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    backend = docker.DockerBackend(chosen, wallet.address, data_dir, logins)
-    policy = Policy(
-        Yielding(options.on_desktop_use), Yielding(options.on_gpu_use), Yielding(options.on_load)
-    )  # fmt: skip
+    backend = backend_of(options, wallet.address, data_dir)
+    uses = options.docker
+    policy = Policy(Yielding(uses.on_desktop_use), Yielding(uses.on_gpu_use), Yielding(uses.on_load))
     return Containers(
         ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir, policy=policy,
-        notice_s=options.notice_s,
+        notice_s=uses.notice_s,
     )  # fmt: skip

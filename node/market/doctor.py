@@ -80,6 +80,10 @@ class Facts:
     """Upload rate that the options name; 0: unknown."""
     is_clock_kept: bool | None = None
     """The clock is set by the network; None: unknown."""
+    container_cluster: bool = False
+    """It is a cluster of Kubernetes, ..."""
+    container_isolated: bool = True
+    """... and its network policies were seen to hold."""
     gpus: tuple[str, ...] = ()
     driver: str = ""
     """Version of the driver of GPUs, empty if the kernel has none."""
@@ -258,8 +262,18 @@ def _containers(facts: Facts) -> Iterator[Finding]:
     if not facts.container_engine or facts.container_missing:
         yield Finding(
             "containers", Verdict.FAULT, f"none are lent: {', '.join(facts.container_missing)}",
-            "start the engine, check executor.docker.socket, and see docs/operations.md (Containers)",
+            "check the account's rights and executor.kubernetes, and see docs/operations.md (Containers)"
+            if facts.container_cluster
+            else "start the engine, check executor.docker.socket, and see docs/operations.md (Containers)",
         )  # fmt: skip
+    elif not facts.container_isolated:
+        yield Finding(
+            "containers", Verdict.WARNING,
+            f"{facts.container_engine}, unisolated: network policies have no effect",
+            "install a network plugin that enforces policies",
+        )  # fmt: skip
+    elif facts.container_cluster:
+        yield Finding("containers", Verdict.FINE, f"{facts.container_engine}; its network policies hold")
     elif not facts.container_users:
         yield Finding(
             "containers", Verdict.WARNING,

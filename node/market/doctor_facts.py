@@ -20,6 +20,7 @@ import trio
 
 from node.home.options import NodeOptions
 from node.home.paths import Home
+from node.market.container_backends import cluster_of
 from node.market.doctor import Facts
 from node.market.machine import available_memory_bytes, describe_machine, measure_rate
 from state.primitives.address import ADDRESS_BYTES
@@ -37,6 +38,8 @@ SECRET_FILES_MAX: Final = 10_000
 PROBE_TIMEOUT_S: Final = 120.0
 SPEED_BYTES: Final = 64 << 20
 SPEED_PART: Final = 4 << 20
+DOCTOR: Final = b"\xd0" * ADDRESS_BYTES
+"""In the name of the namespace of its canary pods: a node that runs meanwhile keeps its own."""
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 DRIVER_CHARS: Final = 4096
 _VERSION: Final = re.compile(r"\b\d{3,4}\.\d{1,4}(?:\.\d{1,4})?\b")
@@ -50,7 +53,7 @@ def gather(
     runs_jobs = bool({"compute", "verify"} & set(options.roles))
     device, missing, error = _tried(options) if runs_jobs else ("", (), "")
     rate = measure_rate() if runs_jobs else None
-    engine = _container_engine(options) if options.executor.docker.enabled else EngineFacts("", (), False, False)
+    engine = _container_engine(options) if options.executor.lends_containers else EngineFacts("", (), False, False)
     profile = describe_machine(bytes(ADDRESS_BYTES), options, 0)
     return Facts(
         roles=options.roles,
@@ -58,7 +61,7 @@ def gather(
         device=device,
         job_error=error,
         isolation_missing=missing,
-        containers=options.executor.docker.enabled,
+        containers=options.executor.lends_containers,
         container_engine=engine.version,
         container_missing=engine.missing,
         container_users=engine.has_user_namespace,
@@ -69,6 +72,8 @@ def gather(
         link_mbit_per_s=_link_speed(),
         uplink_mbit_per_s=options.p2p.uplink_mbit_per_s,
         is_clock_kept=_is_clock_kept(),
+        container_cluster=options.executor.kubernetes.enabled,
+        container_isolated=engine.is_isolated,
         gpus=tuple(f"{gpu.model} ({gpu.memory_mib} MiB)" for gpu in profile.gpus),
         driver=_driver(),
         cores=profile.cores,
@@ -106,6 +111,12 @@ def _container_engine(options: NodeOptions) -> EngineFacts:
 
     async def probe() -> EngineFacts:
         with trio.fail_after(PROBE_TIMEOUT_S):
+            if options.executor.kubernetes.enabled:
+                cluster = cluster_of(options.executor, DOCTOR, Path())
+                try:
+                    return await cluster.probe()
+                finally:
+                    await cluster.aclose()
             engine = Engine(options.executor.docker.socket)
             try:
                 return await engine_facts(engine)

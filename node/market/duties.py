@@ -166,10 +166,10 @@ class DutyService:
             ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
         )
         self.containers: Containers | None = None
-        """Containers on this machine's engine, where the options lend it."""
-        if options.executor.docker.enabled:
+        """Containers on this machine's engine or in a cluster, where the options lend it."""
+        if options.executor.lends_containers:
             self.containers = containers_of(
-                options.executor.docker, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
+                options.executor, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
             )
             self.containers.is_leaving = lambda: self.is_taken_back()
         self.views = TaskViews(ledger, network, wallet, lambda: self.containers)

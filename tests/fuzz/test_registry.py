@@ -53,6 +53,8 @@ EXEMPT = {
     "node.market.containers:Containers._put_input": OF_A_TARGET,
     "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "node.market.container_checkpoints:ContainerCheckpoints._open": OF_A_TARGET,
+    "tasks.executor.containers.kubernetes.api:_message": "the text of an error of a server, whatever it is; cut",
+    "tasks.executor.containers.kubernetes.access:_pem": OF_A_TARGET,
     "tasks.executor.containers.engine:_message": "the text of an error of an engine, whatever it is; cut",
     "tasks.executor.containers.engine:_json": OF_A_TARGET,
     "tasks.executor.containers.logins:read_logins": OF_A_TARGET,

@@ -38,6 +38,8 @@ class End(StrEnum):
     TIME_LIMIT = "time_limit"
     LOG_LIMIT = "log_limit"
     STOPPED = "stopped"
+    EVICTED = "evicted"
+    """A cluster took it off its machine: the machine was drained, failed, or needed room."""
     LOST = "lost"
     """The engine no longer has it: somebody removed it."""
 
@@ -81,7 +83,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is and grants. ``missing`` names what it lacks for any container; ``gpus`` are lent."""
+    """What an engine or a cluster grants. ``missing`` names what it lacks for any container; ``gpus`` are lent."""
 
     version: str
     missing: tuple[str, ...]
@@ -92,6 +94,8 @@ class EngineFacts:
     gpus: int = 0
     about: str = ""
     """Version of control groups, storage driver and kernel, for people."""
+    is_isolated: bool = True
+    """Whether it was seen that containers reach no network."""
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,15 @@ class Lending:
             sending.start_soon(self.world.wallet(number).send, kind, payload)
             await self.world.mint_until(lambda: not sending.child_tasks)
 
+    def image(self) -> Image:
+        """Return the image of tasks."""
+        return Image(REPOSITORY, bytes.fromhex(self.lent.image_id.removeprefix("sha256:")))
+
     async def post(
         self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"", metering: Metering = RESERVED
     ) -> bytes:
         """Post a container; return the task's id."""
-        image = Image(REPOSITORY, digest or bytes.fromhex(self.lent.image_id.removeprefix("sha256:")))
+        image = Image(REPOSITORY, digest) if digest else self.image()
         part = ContainerPart(
             image, Process(("/bin/sh", "-c", script), (), 65_534),
             Storage((Mount("/input", blob, len(INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,

@@ -1,0 +1,38 @@
+"""The back end for containers that a node's options choose: a Docker engine, or a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.home.options import ExecutorOptions
+from tasks.executor.containers import docker
+from tasks.executor.containers.backend import ContainerBackend
+from tasks.executor.containers.errors import ContainerRefused
+from tasks.executor.containers.kubernetes import backend as kubernetes
+from tasks.executor.containers.logins import read_logins
+
+__all__ = ["backend_of"]
+
+
+def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> ContainerBackend:
+    """Return the back end. Raises ContainerRefused for a bad file of logins, or where both are to be lent."""
+    if options.kubernetes.enabled:
+        if options.docker.enabled:
+            raise ContainerRefused("executor.docker and executor.kubernetes: a node lends one of them")
+        return cluster_of(options, node, folder)
+    lent = options.docker
+    chosen = docker.DockerOptions(
+        lent.socket, lent.images, lent.disk_gib, lent.image_gib, lent.root_allowed, lent.gpus
+    )
+    logins = read_logins(Path(lent.logins)) if lent.logins else {}
+    return docker.DockerBackend(chosen, node, folder, logins)
+
+
+def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernetes.KubernetesBackend:
+    """Return the back end of the cluster that is lent. Raises ContainerRefused for a prefix that cannot be."""
+    lent = options.kubernetes
+    chosen = kubernetes.KubernetesOptions(
+        lent.kubeconfig, lent.prefix, lent.images, lent.helper_image, lent.runtime_class, lent.gpu_resource,
+        lent.gpus, lent.disk_gib, lent.unisolated_allowed,
+    )  # fmt: skip
+    return kubernetes.KubernetesBackend(chosen, node, folder)

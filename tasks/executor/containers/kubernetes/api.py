@@ -1,0 +1,175 @@
+"""The API server of a cluster over HTTPS: bounded answers, typed errors, cancellable calls."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import httpx
+import trio
+
+from tasks.executor.containers.errors import EngineError, EngineUnavailable
+from tasks.executor.containers.kubernetes.access import ClusterAccess
+
+__all__ = ["Answer", "ClusterApi", "decode_object"]
+
+ANSWER_BYTES_MAX: Final = 16 << 20
+ITEMS_PAGE: Final = 200
+PAGES_MAX: Final = 200
+CALL_S: Final = 30.0
+CONNECT_S: Final = 10.0
+_ERROR_SHOWN: Final = 400
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An object of the API, and the time of the server when it answered."""
+
+    found: dict[str, Any]
+    at: datetime
+
+
+class ClusterApi:
+    """One API server. Every call raises EngineUnavailable, or EngineError for an answer that is an error."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self.access = access
+        self._http: httpx.AsyncClient | None = None
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The settings of TLS."""
+        if self._context is None:
+            self._context = self.access.context()
+        return self._context
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    def headers(self) -> dict[str, str]:
+        """Return what shows the server who asks."""
+        token = self.access.bearer()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                verify=self.context, base_url=self.access.server, trust_env=False, follow_redirects=False,
+                timeout=httpx.Timeout(CALL_S, connect=CONNECT_S), headers={"Accept-Encoding": "identity"},
+            )  # fmt: skip
+        return self._http
+
+    @asynccontextmanager
+    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[httpx.Response]:
+        headers = self.headers() | options.pop("headers", {})
+        if self.access.server_name:
+            options["extensions"] = {"sni_hostname": self.access.server_name}
+        try:
+            async with self._client().stream(method, path, headers=headers, **options) as answer:
+                if answer.status_code == 429 or answer.status_code >= 500:
+                    raise EngineUnavailable(f"{self.access.server}: {_message(await _read(answer))}")
+                if not 200 <= answer.status_code < 300:
+                    raise EngineError(answer.status_code, _message(await _read(answer)))
+                yield answer
+        except httpx.HTTPError as error:
+            raise EngineUnavailable(f"{self.access.server}: {error or type(error).__name__}") from None
+
+    async def look(self, path: str, **params: str) -> Answer:
+        """Return an object with the server's time."""
+        async with self._open("GET", path, params=params) as answer:
+            found = decode_object(await _read(answer))
+            try:
+                at = parsedate_to_datetime(answer.headers.get("Date", "")).astimezone(UTC)
+            except (ValueError, TypeError, OverflowError):
+                raise EngineError(answer.status_code, "an answer without its time") from None
+            return Answer(found, at)
+
+    async def get(self, path: str, **params: str) -> dict[str, Any]:
+        """Return an object."""
+        async with self._open("GET", path, params=params) as answer:
+            return decode_object(await _read(answer))
+
+    async def find(self, path: str) -> dict[str, Any] | None:
+        """Return an object, None if there is none."""
+        try:
+            return await self.get(path)
+        except EngineError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, path: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a list, page by page."""
+        found: list[dict[str, Any]] = []
+        params = {"limit": str(ITEMS_PAGE), **({"labelSelector": selector} if selector else {})}
+        for _ in range(PAGES_MAX):
+            page = await self.get(path, **params)
+            items = page.get("items")
+            found += [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+            following = (page.get("metadata") or {}).get("continue")
+            if not following:
+                return found
+            params["continue"] = str(following)
+        raise EngineError(200, f"a list of more than {PAGES_MAX} pages")
+
+    async def create(self, path: str, body: Mapping[str, Any], **params: str) -> dict[str, Any]:
+        """Create an object and return what the server made of it."""
+        async with self._open("POST", path, params=params, json=body) as answer:
+            return decode_object(await _read(answer))
+
+    async def delete(self, path: str, **options: Any) -> bool:
+        """Delete an object, with these options; return whether there was one."""
+        try:
+            async with self._open("DELETE", path, json={"propagationPolicy": "Background", **options}) as answer:
+                await _read(answer)
+        except EngineError as error:
+            if error.status == 404:
+                return False
+            if error.status != 409:  # 409: it is being removed already
+                raise
+        return True
+
+    async def log(self, path: str, **params: str) -> AsyncGenerator[bytes, None]:
+        """Yield what a container of a pod wrote."""
+        async with self._open("GET", path, params=params) as answer:
+            async for data in answer.aiter_raw():
+                yield data
+                await trio.lowlevel.checkpoint()
+
+
+async def _read(answer: httpx.Response) -> bytes:
+    found = bytearray()
+    async for data in answer.aiter_raw():
+        found += data
+        if len(found) > ANSWER_BYTES_MAX:
+            raise EngineError(answer.status_code, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+    return bytes(found)
+
+
+def decode_object(data: bytes) -> dict[str, Any]:
+    """Return an object of the API. Raises EngineError for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise EngineError(200, "an answer that is not JSON") from None
+    if not isinstance(found, dict) or not isinstance(found.get("metadata", {}), dict):
+        raise EngineError(200, "an answer that is not an object")
+    return found
+
+
+def _message(data: bytes) -> str:
+    try:
+        text = str(json.loads(data)["message"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        text = data.decode("utf-8", "replace")
+    return " ".join(text.split())[:_ERROR_SHOWN] or "no text"

@@ -1,0 +1,621 @@
+"""Containers in a Kubernetes cluster: made, compared with the order, watched, ended, collected, removed.
+
+Each look is one small request, a second after the last. So nothing is kept open that an outage could break, and a
+restarted node looks on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import structlog
+import trio
+
+from tasks.executor.containers.backend import (
+    Collected,
+    End,
+    Ended,
+    EngineFacts,
+    Look,
+    OnLook,
+    OnPull,
+    Usage,
+)
+from tasks.executor.containers.errors import (
+    BadOutputs,
+    ContainerRefused,
+    EngineError,
+    EngineUnavailable,
+    ImageUnavailable,
+    NoRoom,
+    NotStarted,
+)
+from tasks.executor.containers.kubernetes.access import read_access
+from tasks.executor.containers.kubernetes.api import ClusterApi
+from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
+from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
+from tasks.executor.containers.kubernetes.exec_stream import answer_of
+from tasks.executor.containers.kubernetes.manifests import (
+    ANNOTATION_TASK,
+    HELPER,
+    JOB,
+    LABEL_NODE,
+    LABEL_TASK,
+    MAIN,
+    Cluster,
+    Place,
+    check_made,
+    check_pod,
+    job_body,
+    namespace_body,
+    place_of,
+    pod_body,
+    pod_spec,
+    policy_body,
+    pull_pod,
+    quota_body,
+)
+from tasks.executor.containers.kubernetes.rights import missing_rights
+from tasks.executor.containers.kubernetes.scripts import stop_all
+from tasks.executor.containers.kubernetes.states import Pod, Stage, Trouble, read_pod
+from tasks.executor.containers.kubernetes.supply import machine_for
+from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
+from tasks.executor.containers.log_lines import parse_entry
+from tasks.executor.containers.log_stream import LogTail
+from tasks.executor.containers.outputs import Outputs, pack_outputs
+from tasks.executor.containers.request import ContainerRequest
+
+__all__ = ["KubernetesBackend", "KubernetesOptions"]
+
+_log = structlog.get_logger("containers")
+
+LOOK_S: Final = 1.0
+START_LOOK_S: Final = 0.3
+PATIENCE_S: Final = 900.0
+"""How long an API server that does not answer is waited for."""
+PULL_S: Final = 3_600.0
+NO_MACHINE_S: Final = 60.0
+"""How long a pod may wait for a machine with room."""
+REMOVE_S: Final = 180.0
+KILL_AGAIN_S: Final = 0.5
+KILLS_MAX: Final = 40
+LOG_BYTES_READ_MAX: Final = 64 << 20
+LINE_BYTES_MAX: Final = 1 << 20
+CLOCK_BACK_S: Final = 60
+"""A log is read from so long before its reader's place on: a clock may have been set back."""
+PREFIX: Final = re.compile(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?")
+_NAMESPACES: Final = "/api/v1/namespaces"
+_PULL_KEY: Final = b"pull"
+_CANARY: Final = bytes(32)
+_PASSED_ON: Final = frozenset(
+    {"image", "limits", "command", "environment", "mounts", "output_path", "user"}
+)  # fmt: skip
+"""What of a request a cluster is given. A container that asks for more is refused."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """What this node lends in a cluster. An empty ``kubeconfig`` stands for the account of the node's own pod.
+
+    Without ``unisolated_allowed`` a cluster that does not enforce network policies lends nothing.
+    """
+
+    kubeconfig: str = ""
+    prefix: str = "dekube"
+    images: tuple[str, ...] = ("*",)
+    helper_image: str = ""
+    runtime_class: str = ""
+    gpu_resource: str = "nvidia.com/gpu"
+    gpus: int = 0
+    disk_gib: int = 64
+    unisolated_allowed: bool = False
+
+    def allows(self, repository: str) -> bool:
+        """Whether the operator lets images of a repository run."""
+        return any(
+            repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in self.images
+        )
+
+
+class KubernetesBackend:
+    """One node's containers in one cluster (``tasks.executor.containers.backend``).
+
+    ``node`` is the node's address: labels and names of all objects have it. ``folder`` holds what is sent.
+    """
+
+    def __init__(self, options: KubernetesOptions, node: bytes, folder: Path) -> None:
+        if not PREFIX.fullmatch(options.prefix):
+            raise ContainerRefused(f"the prefix {options.prefix[:40]!r} is not a short name of a namespace")
+        self._options, self._node, self._folder = options, node, folder
+        self._cluster = Cluster(options.prefix, options.helper_image, options.runtime_class, options.gpu_resource)
+        self._api_made: ClusterApi | None = None
+        self._facts: EngineFacts | None = None
+        self.shown: tuple[bool, str] | None = None
+        """Whether policies were seen to hold, and what was seen; None before the canary pods have run."""
+        self._why: dict[bytes, End] = {}
+        self._at_work: set[str] = set()
+        """Namespaces that serve no task and are in use."""
+
+    @property
+    def _api(self) -> ClusterApi:
+        if self._api_made is None:
+            kubeconfig = self._options.kubeconfig
+            self._api_made = ClusterApi(read_access(Path(kubeconfig) if kubeconfig else None))
+        return self._api_made
+
+    @property
+    def is_local(self) -> bool:
+        """Containers take memory and disk of the cluster's machines (``ContainerBackend``)."""
+        return False
+
+    async def aclose(self) -> None:
+        """Close the connections to the API server (``ContainerBackend``)."""
+        if self._api_made is not None:
+            await self._api_made.aclose()
+
+    def folder(self, task: bytes) -> Path:
+        """Return the folder of a task (``ContainerBackend``)."""
+        return self._folder / task.hex()[:32]
+
+    def input_path(self, task: bytes, number: int) -> Path:
+        """Return where the node puts an input (``ContainerBackend``)."""
+        return self.folder(task) / "inputs" / str(number)
+
+    async def clear(self, task: bytes) -> None:
+        """Remove the folder of a task (``ContainerBackend``)."""
+        await trio.to_thread.run_sync(_remove_folder, self.folder(task))
+
+    def place(self, task: bytes) -> Place:
+        """Return where the objects of a task are."""
+        return place_of(self._options.prefix, self._node, task)
+
+    # What the cluster grants
+
+    async def probe(self) -> EngineFacts:
+        """Tell what the cluster grants (``ContainerBackend``)."""
+        version = str((await self._api.get("/version")).get("gitVersion", ""))
+        missing = await missing_rights(self._api)
+        if not self._options.helper_image:
+            missing.append("executor.kubernetes.helper_image, the image of the container that carries the data")
+        machines = [] if missing else await self._api.list("/api/v1/nodes")
+        if not missing and not machines:
+            missing.append("a machine in the cluster")
+        is_isolated, why = False, ""
+        if not missing:
+            is_isolated, why = await self._isolation()
+            if not is_isolated and not self._options.unisolated_allowed:
+                missing.append(f"enforced network policies: {why} (executor.kubernetes.unisolated_allowed)")
+        has_gpus = any(machine_for(one, gpus=1, resource=self._options.gpu_resource) for one in machines)
+        self._facts = EngineFacts(
+            f"Kubernetes {version}", tuple(missing), False, has_gpus, gpus=self._options.gpus,
+            is_isolated=is_isolated,
+        )  # fmt: skip
+        return self._facts
+
+    async def _isolation(self) -> tuple[bool, str]:
+        if self.shown is None:
+            place = self._own_place(_CANARY)
+            self._at_work.add(place.namespace)
+            try:
+                self.shown = await are_policies_enforced(self._api, place, self._cluster, self._remove_place)
+            finally:
+                self._at_work.discard(place.namespace)
+            if not self.shown[0]:
+                _log.warning("this cluster does not isolate containers from its network", why=self.shown[1])
+        return self.shown
+
+    def _own_place(self, key: bytes) -> Place:
+        """Return a place that serves no task."""
+        place = self.place(key)
+        return Place(place.namespace, {**place.labels, LABEL_TASK: "none"}, "")
+
+    async def check(self, request: ContainerRequest) -> EngineFacts:
+        """Return the cluster's facts, or raise (``ContainerBackend``)."""
+        facts = self._facts or await self.probe()
+        if facts.missing:
+            raise ContainerRefused(f"this cluster lacks {', '.join(facts.missing)}")
+        if not self._options.allows(request.image.repository):
+            raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
+        for field in fields(request):
+            if field.name not in _PASSED_ON and getattr(request, field.name):
+                raise ContainerRefused(f"{field.name}: not passed on to a cluster")
+        if request.user == 0:
+            raise ContainerRefused("user 0: Pod Security `restricted` does not allow it")
+        if request.limits.gpus > self._options.gpus:
+            raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {self._options.gpus} lent")
+        if request.limits.disk_mib > self._options.disk_gib << 10:
+            raise NoRoom(f"{request.limits.disk_mib} MiB of disk asked for, {self._options.disk_gib} GiB lent")
+        limits = request.limits
+        machines = await self._api.list("/api/v1/nodes")
+        if not any(
+            machine_for(
+                one, limits.cores, limits.memory_mib, limits.disk_mib, limits.gpus, self._options.gpu_resource
+            )
+            for one in machines
+        ):
+            raise NoRoom("no machine of the cluster is large enough")
+        return facts
+
+    # Its life
+
+    async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
+        """Bring the image to a machine of the cluster (``ContainerBackend``)."""
+        await self.check(request)
+        place = self._own_place(_PULL_KEY + request.image.digest[:28])
+        self._at_work.add(place.namespace)
+        try:
+            await self._remove_place(place)
+            await self._api.create(_NAMESPACES, namespace_body(place))
+            await self._api.create(place.policies, policy_body(place))
+            try:
+                await create_pod(self._api, place, pull_pod(request, self._cluster, place))
+            except EngineError as error:
+                raise ContainerRefused(f"the cluster does not admit a pod: {error}") from None
+            await self._pulled(place, request)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S), suppress(EngineUnavailable):
+                await self._remove_place(place)
+            self._at_work.discard(place.namespace)
+
+    async def _pulled(self, place: Place, request: ContainerRequest) -> None:
+        deadline, waited_s = trio.current_time() + PULL_S, 0.0
+        reason = ""
+        while trio.current_time() < deadline:
+            pod = await self._look(place)
+            if pod is None:
+                raise ImageUnavailable(f"{request.image.reference}: its pod was removed from outside")
+            if pod.trouble is Trouble.START or pod.stage in (Stage.ENDED, Stage.RUNNING, Stage.GONE):
+                return
+            if pod.trouble is Trouble.PULL:
+                if pod.why.startswith("ErrImagePull"):
+                    reason = pod.why
+                if pod.why.startswith("ImagePullBackOff") or "not found" in pod.why.lower():
+                    raise ImageUnavailable(f"{request.image.reference}: {reason or pod.why}")
+            if pod.trouble is Trouble.NO_MACHINE:
+                waited_s += START_LOOK_S
+                if waited_s > NO_MACHINE_S:
+                    raise NoRoom(pod.why)
+            await trio.sleep(START_LOOK_S)
+        raise ImageUnavailable(f"{request.image.reference}: not there within {PULL_S:.0f} s")
+
+    async def start(self, task: bytes, request: ContainerRequest) -> None:
+        """Make the Job, send the inputs, and wait until the container runs (``ContainerBackend``)."""
+        await self.check(request)
+        place = self.place(task)
+        await self._remove_place(place)  # one that never started, of an earlier life of the node
+        fed = trio.Event()
+        try:
+            await self._order(place, request)
+            await self._started(task, place, request, fed)
+        except BaseException as error:
+            if not (fed.is_set() and isinstance(error, trio.Cancelled)):  # else it runs on
+                with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S):
+                    await self.remove(task)
+            raise
+        _log.info("a container runs", task=task, image=request.image.reference)
+
+    async def _order(self, place: Place, request: ContainerRequest) -> None:
+        try:
+            for path, body in (
+                (_NAMESPACES, namespace_body(place)), (place.policies, policy_body(place)),
+                (f"{place.path}/resourcequotas", quota_body(place)),
+            ):  # fmt: skip
+                check_made(body, await self._api.create(path, body))
+            # Asked first: else the refusal would be an event of the Job's controller, which nobody answers.
+            await create_pod(self._api, place, pod_body(request, self._cluster, place), dryRun="All")
+            body = job_body(request, self._cluster, place)
+            check_made(body, await self._api.create(place.jobs, body))
+        except EngineError as error:
+            raise NotStarted(f"the cluster refuses the container: {error}") from None
+
+    async def _started(self, task: bytes, place: Place, request: ContainerRequest, fed: trio.Event) -> None:
+        """Feed the pod and wait until its container runs. Raises NotStarted, NoRoom, SettingsDiffer."""
+        places = [self.input_path(task, number) for number, _ in enumerate(request.mounts)]
+        compared, waited_s = "", 0.0
+        while True:
+            found = await self._patient(lambda: self._find(place))
+            if found is None:
+                await trio.sleep(START_LOOK_S)
+                waited_s += START_LOOK_S
+                if waited_s > NO_MACHINE_S:
+                    raise NotStarted("the cluster made no pod for the container")
+                continue
+            pod, raw = found
+            if compared != pod.uid:
+                check_pod(pod_spec(request, self._cluster), raw)
+                compared = pod.uid
+            if pod.stage in (Stage.RUNNING, Stage.ENDED):
+                return
+            if pod.trouble in (Trouble.PULL, Trouble.START) or pod.stage is Stage.GONE:
+                raise NotStarted(pod.why or "the inputs could not be unpacked: the disk is too small, say")
+            if pod.trouble is Trouble.NO_MACHINE:
+                waited_s += START_LOOK_S
+                if waited_s > NO_MACHINE_S:
+                    raise NoRoom(f"no machine of the cluster has room: {pod.why}")
+            if pod.stage is Stage.RECEIVING:
+                path = f"{place.path}/pods/{pod.name}"
+                with suppress(EngineUnavailable, EngineError):  # the next look tells what became of it
+                    fed.set()
+                    await send_inputs(self._api, path, places)
+            await trio.sleep(START_LOOK_S)
+
+    async def _patient(self, call: Callable[[], Awaitable[T]], patience_s: float | None = None) -> T:
+        """Repeat a call while the API server does not answer."""
+        until = trio.current_time() + (PATIENCE_S if patience_s is None else patience_s)
+        while True:
+            try:
+                return await call()
+            except EngineUnavailable:
+                if trio.current_time() > until:
+                    raise
+            await trio.sleep(LOOK_S)
+
+    async def _find(self, place: Place) -> tuple[Pod, dict[str, Any]] | None:
+        """Return the pod of a place, the newest if the cluster shows more than one, None without one."""
+        answer = await self._api.look(f"{place.path}/pods", limit="10")
+        own = [
+            one for one in answer.found.get("items") or ()
+            if isinstance(one, dict)
+            and (one.get("metadata") or {}).get("labels", {}).get(LABEL_NODE) == self._node.hex()
+        ]  # fmt: skip
+        if not own:
+            return None
+        newest = max(own, key=lambda one: str(one["metadata"].get("creationTimestamp", "")))
+        return read_pod(newest, answer.at), newest
+
+    async def _look(self, place: Place) -> Pod | None:
+        found = await self._patient(lambda: self._find(place))
+        return None if found is None else found[0]
+
+    async def running(self) -> frozenset[bytes]:
+        """Return the tasks whose container was started, and those whose pod is gone (``ContainerBackend``)."""
+        found = set()
+        for job in await self._api.list("/apis/batch/v1/jobs", f"{LABEL_NODE}={self._node.hex()}"):
+            meta = job.get("metadata") or {}
+            task = _task_of(meta.get("annotations"))
+            if task is None or meta.get("namespace") != self.place(task).namespace or meta.get("name") != JOB:
+                continue
+            pod = await self._look(self.place(task))
+            over = (job.get("status") or {}).get("failed") or (job.get("status") or {}).get("succeeded")
+            if (over and pod is None) or (pod and pod.stage not in (Stage.WAITING, Stage.RECEIVING)):
+                found.add(task)
+        return frozenset(found)
+
+    async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
+        """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
+        place, heard_at, up_s = self.place(task), trio.current_time(), 0.0
+        while True:
+            try:
+                found = await self._find(place)
+            except EngineUnavailable:
+                if trio.current_time() - heard_at > PATIENCE_S:
+                    raise
+                on_look(Look(is_up=False, up_s=up_s))
+                await trio.sleep(LOOK_S)
+                continue
+            heard_at = trio.current_time()
+            if found is None:
+                return Ended(End.LOST, 0, up_s)
+            pod = found[0]
+            up_s = max(up_s, pod.up_s)
+            if (ended := self._ended(task, pod, up_s)) is not None:
+                if ended.end is End.EVICTED:
+                    _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
+                return ended
+            on_look(Look(is_up=pod.stage is Stage.RUNNING, up_s=up_s))
+            if up_s >= request.limits.time_limit_s:
+                self._why.setdefault(task, End.TIME_LIMIT)
+                await self.stop(task, request.limits.grace_s)
+            else:
+                await trio.sleep(LOOK_S)
+
+    def _ended(self, task: bytes, pod: Pod, up_s: float) -> Ended | None:
+        """Return how a container ended, None while it has not."""
+        if pod.stage not in (Stage.ENDED, Stage.GONE):
+            return None
+        number = pod.exit.number if pod.exit is not None else 0
+        if (why := self._why.get(task)) is not None:
+            return Ended(why, number, up_s)
+        named = {Trouble.DISK: End.OUT_OF_DISK, Trouble.DEADLINE: End.TIME_LIMIT, Trouble.EVICTED: End.EVICTED}
+        if pod.trouble in named:
+            return Ended(named[pod.trouble], number, up_s)
+        if pod.is_leaving or pod.exit is None:
+            return Ended(End.EVICTED, number, up_s)
+        if pod.exit.is_out_of_memory:
+            return Ended(End.OUT_OF_MEMORY, number, up_s)
+        return Ended(End.SIGNALLED if pod.exit.is_signal else End.EXITED, number, up_s)
+
+    async def stop(self, task: bytes, grace_s: int) -> None:
+        """Ask it to end; kill it after ``grace_s`` (``ContainerBackend``).
+
+        The helper signals the processes of the container: a pod that is removed loses its outputs. Where the
+        helper cannot, the pod goes.
+        """
+        self._why.setdefault(task, End.STOPPED)
+        place = self.place(task)
+        if await self._is_over(place):
+            return
+        await self._signal(place, "TERM")
+        for _ in range(int(grace_s / KILL_AGAIN_S)):
+            await trio.sleep(KILL_AGAIN_S)
+            if await self._is_over(place):
+                return
+        for _ in range(KILLS_MAX):
+            await self._signal(place, "KILL")
+            if await self._is_over(place):
+                return
+            await trio.sleep(KILL_AGAIN_S)
+        pod = await self._look(place)
+        if pod is not None:
+            await self._api.delete(f"{place.path}/pods/{pod.name}", gracePeriodSeconds=1)
+
+    async def _is_over(self, place: Place) -> bool:
+        pod = await self._look(place)
+        return pod is None or pod.stage in (Stage.ENDED, Stage.GONE)
+
+    async def _signal(self, place: Place, signal: str) -> None:
+        pod = await self._look(place)
+        if pod is not None and pod.has_helper:
+            with suppress(EngineError, EngineUnavailable):
+                await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, stop_all(signal))
+
+    # What it leaves
+
+    async def collect(self, task: bytes, request: ContainerRequest, packed: str) -> Collected:
+        """Read log and outputs of an ended container (``ContainerBackend``)."""
+        place = self.place(task)
+        pod = await self._look(place)
+        if pod is None:
+            return Collected(b"", None, "the cluster no longer has the container")
+        if pod.stage is Stage.RUNNING:
+            raise ContainerRefused("outputs of a container that still runs are not read")
+        path = f"{place.path}/pods/{pod.name}"
+        log = await self._patient(lambda: self._log_of(path))
+        if not request.output_path:
+            return Collected(log, None)
+        if not pod.has_helper:
+            return Collected(log, None, pod.why or "the container that serves the outputs has ended")
+        try:
+            return Collected(log, await self._outputs(path, request, Path(packed)))
+        except BadOutputs as error:
+            return Collected(log, None, str(error))
+
+    async def _log_of(self, pod: str) -> bytes:
+        tail, size = LogTail(), 0
+        try:
+            async for data in self._api.log(f"{pod}/log", container=MAIN):
+                tail.add(data)
+                size += len(data)
+                if size > LOG_BYTES_READ_MAX:
+                    break
+        except EngineError as error:  # a machine that is gone has taken the log along
+            return f"[the log cannot be read: {error}]\n".encode()
+        return tail.contents()
+
+    async def _outputs(self, pod: str, request: ContainerRequest, packed: Path) -> Outputs:
+        limit = request.limits.output_bytes
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=self._folder) as archive:
+            await fetch_outputs(self._api, pod, archive, limit, PATIENCE_S)
+            archive.seek(0)
+            return await trio.to_thread.run_sync(_pack, archive, packed, limit)
+
+    def socket_folder(self, task: bytes) -> None:
+        """Containers of a cluster have no socket of the node (``ContainerBackend``)."""
+
+    async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
+        """Return what a container wrote after a place (``ContainerBackend``)."""
+        place, selector = self.place(task), LogSelector(after, limit_bytes)
+        found = await self._find(place)
+        if found is None or found[0].stage not in (Stage.RUNNING, Stage.ENDED):
+            return selector.part()
+        since = datetime.fromtimestamp(max(0, after.ns // 10**9 - CLOCK_BACK_S * bool(after.number)), UTC)
+        params = {"container": MAIN, "timestamps": "true", "sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"}
+        rest = b""
+        async with aclosing(self._api.log(f"{place.path}/pods/{found[0].name}/log", **params)) as parts:
+            async for data in parts:
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > LINE_BYTES_MAX:
+                    raise EngineError(200, "a line of a log is too long")
+                if not all(selector.add(parse_entry(1, line + b"\n")) for line in lines if line):
+                    break
+        return selector.part()
+
+    async def usage(self, task: bytes) -> Usage | None:
+        """Not told: a cluster need not measure its pods (``ContainerBackend``)."""
+        return None
+
+    async def watchdog(self, task: bytes, request: ContainerRequest) -> None:
+        """Nobody looks at what a cluster's administrators do (``ContainerBackend``)."""
+
+    async def kill(self, task: bytes) -> None:
+        """End its processes at once (``ContainerBackend``)."""
+        await self.stop(task, 0)
+
+    async def wipe(self, task: bytes) -> bool:
+        """Remove the container; disks of a cluster are not overwritten (``ContainerBackend``)."""
+        await self.remove(task)
+        return False
+
+    async def set_share(self, task: bytes, shares: int) -> None:
+        """Nothing: the machines of a cluster are not the owner's desk (``ContainerBackend``)."""
+
+    async def snapshot(self, task: bytes, request: ContainerRequest, packed: str) -> Outputs:
+        """Raise BadOutputs: ``check`` refuses containers with checkpoints (``ContainerBackend``)."""
+        raise BadOutputs("a cluster stores no checkpoints")
+
+    async def remove(self, task: bytes) -> None:
+        """Remove the container and its folder, in any state (``ContainerBackend``)."""
+        await self._remove_place(self.place(task))
+        await self.clear(task)
+        self._why.pop(task, None)
+
+    async def _remove_place(self, place: Place) -> None:
+        """Remove a namespace of this node and wait until it is gone.
+
+        Raises ContainerRefused for one of somebody else, and EngineUnavailable where it does not go.
+        """
+        deadline = trio.current_time() + REMOVE_S
+        asked = False
+        while True:
+            found = await self._api.find(place.path)
+            if found is None:
+                return
+            meta = found.get("metadata") or {}
+            if (meta.get("labels") or {}).get(LABEL_NODE) != self._node.hex():
+                raise ContainerRefused(f"the namespace {place.namespace} is not this node's")
+            if not asked:
+                await self._api.delete(place.path, preconditions={"uid": meta.get("uid")})
+                asked = True
+            if trio.current_time() > deadline:
+                raise EngineUnavailable(f"the namespace {place.namespace} is not gone after {REMOVE_S:.0f} s")
+            await trio.sleep(START_LOOK_S)
+
+    async def sweep(self, kept: frozenset[bytes]) -> int:
+        """Remove what no kept task needs (``ContainerBackend``)."""
+        removed, names = 0, {self.place(task).namespace for task in kept} | self._at_work
+        for found in await self._api.list(_NAMESPACES, f"{LABEL_NODE}={self._node.hex()}"):
+            meta = found.get("metadata") or {}
+            name = str(meta.get("name", ""))
+            if name in names or not name.startswith(f"{self._options.prefix}-{self._node.hex()[:12]}-"):
+                continue
+            await self._remove_place(Place(name, {}, ""))
+            removed += 1
+        folders = {task.hex()[:32] for task in kept}
+        for folder in self._folder.glob("[0-9a-f]" * 32):
+            if folder.name not in folders:
+                await trio.to_thread.run_sync(_remove_folder, folder)
+        return removed
+
+
+def _task_of(annotations: object) -> bytes | None:
+    text = annotations.get(ANNOTATION_TASK) if isinstance(annotations, dict) else None
+    try:
+        task = bytes.fromhex(str(text))
+    except ValueError:
+        return None
+    return task if len(task) == 32 else None
+
+
+def _remove_folder(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _pack(archive: IO[bytes], packed: Path, limit: int) -> Outputs:
+    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        try:
+            return pack_outputs(archive, file, limit)
+        except BadOutputs:
+            packed.unlink()
+            raise

@@ -1,0 +1,334 @@
+"""The objects of one container in a cluster, and whether the API server made them as they were ordered.
+
+A task has a namespace of its own with Pod Security ``restricted``, a policy that denies all traffic both ways, a
+quota of one pod, and a Job with that pod. The pod has the requester's container and two of the helper: one
+receives the inputs before the requester's container starts, the other serves the outputs after it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tasks.executor.containers.errors import SettingsDiffer
+from tasks.executor.containers.kubernetes.quantities import amount
+from tasks.executor.containers.kubernetes.scripts import RECEIVE, SERVE
+from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
+from tasks.executor.containers.settings import environment_of
+
+__all__ = [
+    "HELPER",
+    "LABEL_NODE",
+    "LABEL_TASK",
+    "MAIN",
+    "RECEIVER",
+    "Cluster",
+    "Place",
+    "check_made",
+    "check_pod",
+    "helper_pod",
+    "job_body",
+    "namespace_body",
+    "place_of",
+    "policy_body",
+    "pull_pod",
+    "quota_body",
+]
+
+LABEL_NODE: Final = "dekube.node"
+LABEL_TASK: Final = "dekube.task"
+ANNOTATION_TASK: Final = "dekube/task"
+MANAGED: Final = "app.kubernetes.io/managed-by"
+MAIN: Final = "main"
+HELPER: Final = "outputs"
+RECEIVER: Final = "inputs"
+JOB: Final = "container"
+NAME_BYTES_MAX: Final = 63
+HELPER_MEMORY_MIB: Final = 64
+HELPER_MILLICORES: Final = 100
+STAGE_MIB: Final = 256
+"""Room for pieces of the inputs that arrived and are not yet unpacked."""
+LOG_MIB: Final = 64
+"""What a container's log may take of its node's disk, beside the container's own disk."""
+GRACE_S: Final = 5
+"""How long a pod that is removed has to end: its container was asked to end before."""
+START_SPARE_S: Final = 6 * 3_600
+"""How much longer than its container a pod may live: for the images, the inputs and the outputs."""
+PRIORITY_NONE: Final = "Never"
+_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108  paths inside the container
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What an operator chose for the containers of this node in a cluster."""
+
+    prefix: str = "dekube"
+    helper_image: str = ""
+    runtime_class: str = ""
+    gpu_resource: str = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a task's objects are: the namespace, and the labels by which they are found again."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    task: str
+
+    @property
+    def path(self) -> str:
+        """The namespace in the API."""
+        return f"/api/v1/namespaces/{self.namespace}"
+
+    @property
+    def jobs(self) -> str:
+        """The namespace's Jobs in the API."""
+        return f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
+
+    @property
+    def policies(self) -> str:
+        """The namespace's network policies in the API."""
+        return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
+
+
+def place_of(prefix: str, node: bytes, task: bytes) -> Place:
+    """Return where the container of a task is. A name has 63 letters at most, so it has half of the task's id."""
+    name = f"{prefix}-{node.hex()[:12]}-{task.hex()[:32]}"
+    assert len(name) <= NAME_BYTES_MAX, "the prefix was checked when the options were read"
+    labels = {LABEL_NODE: node.hex(), LABEL_TASK: task.hex()[:32], MANAGED: "dekube"}
+    return Place(name, labels, task.hex())
+
+
+def namespace_body(place: Place, *, level: str = "restricted") -> dict[str, Any]:
+    """Return the namespace, in which pods that are not ``restricted`` are refused."""
+    security = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn", "audit")}
+    versions = {f"pod-security.kubernetes.io/{mode}-version": "latest" for mode in ("enforce", "warn", "audit")}
+    return {
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {
+            "name": place.namespace, "labels": {**place.labels, **security, **versions},
+            "annotations": {ANNOTATION_TASK: place.task},
+        },
+    }  # fmt: skip
+
+
+def policy_body(
+    place: Place, name: str = "deny-all", types: tuple[str, ...] = ("Ingress", "Egress"),
+    pods: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a policy that denies all traffic of these types for some pods, for all pods where none are named."""
+    return {
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": name, "labels": dict(place.labels)},
+        "spec": {"podSelector": {"matchLabels": dict(pods)} if pods else {}, "policyTypes": list(types)},
+    }  # fmt: skip
+
+
+def quota_body(place: Place) -> dict[str, Any]:
+    """Return a quota of one pod and of nothing that opens a door: no service, no claim of storage."""
+    hard = {"pods": "1", "services": "0", "persistentvolumeclaims": "0", "count/jobs.batch": "1"}
+    return {
+        "apiVersion": "v1", "kind": "ResourceQuota",
+        "metadata": {"name": "one-pod", "labels": dict(place.labels)}, "spec": {"hard": hard},
+    }  # fmt: skip
+
+
+def _security(user: int) -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "privileged": False,
+        "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+
+
+def _limits(millicores: int, memory_mib: int, disk_mib: int) -> dict[str, str]:
+    return {"cpu": f"{millicores}m", "memory": f"{memory_mib}Mi", "ephemeral-storage": f"{disk_mib}Mi"}
+
+
+def _resources(**values: str) -> dict[str, Any]:
+    return {"limits": dict(values), "requests": dict(values)}
+
+
+def _helper(name: str, image: str, script: str, user: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "command": ["/bin/sh", "-c", script],
+        "securityContext": _security(user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
+        "resources": _resources(**_limits(HELPER_MILLICORES, HELPER_MEMORY_MIB, LOG_MIB)),
+    }  # fmt: skip
+
+
+def _mount(volume: str, path: str, *, inner: str = "", read_only: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": volume, "mountPath": path, "readOnly": read_only}
+    return made | ({"subPath": inner} if inner else {})
+
+
+def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
+    """Return the requester's container."""
+    limits = request.limits
+    mounts = [_mount("disk", SCRATCH_PATH, inner="scratch"), _mount("shm", "/dev/shm")]  # noqa: S108
+    mounts += [_mount("disk", path, inner="scratch/tmp") for path in _TEMPORARY]
+    if request.output_path:
+        mounts.append(_mount("disk", request.output_path, inner="output"))
+    for number, mount in enumerate(request.mounts):
+        mounts.append(_mount("inputs", mount.path, inner=str(number), read_only=True))
+    given = _limits(limits.cores * 1_000, limits.memory_mib, limits.disk_mib + LOG_MIB)
+    if limits.gpus:
+        given[cluster.gpu_resource] = str(limits.gpus)
+    variables = (text.partition("=") for text in environment_of(request))
+    body: dict[str, Any] = {
+        "name": MAIN, "image": request.image.reference, "imagePullPolicy": "IfNotPresent",
+        "securityContext": _security(request.user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
+        "env": [{"name": name, "value": _literal(value)} for name, _, value in variables
+                if not (limits.gpus and name == "NVIDIA_VISIBLE_DEVICES")],
+        "resources": _resources(**given), "stdin": False, "tty": False,
+    }  # fmt: skip
+    if request.command:
+        body["command"] = [_literal(request.command[0])]
+        body["args"] = [_literal(one) for one in request.command[1:]]
+    return body
+
+
+def _literal(text: str) -> str:
+    """Return a text that the kubelet does not expand: it replaces ``$(NAME)``, and ``$$`` by ``$``."""
+    return text.replace("$", "$$")
+
+
+def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
+    """Return the pod of a container."""
+    limits, user = request.limits, request.user
+    inputs_mib = 1 + sum(mount.size_bytes for mount in request.mounts) * 5 // 4 // (1 << 20) + len(request.mounts)
+    disk, stage = _mount("disk", "/dekube/disk"), _mount("stage", "/dekube/stage")
+    receiver = _helper(
+        RECEIVER, cluster.helper_image, RECEIVE, user, [_mount("inputs", "/dekube/inputs"), disk, stage]
+    )
+    helper = _helper(
+        HELPER, cluster.helper_image, SERVE, user, [_mount("disk", "/dekube/disk", read_only=True), stage]
+    )
+
+    def volume(name: str, size_mib: int, medium: str = "") -> dict[str, Any]:
+        return {
+            "name": name,
+            "emptyDir": {"sizeLimit": f"{size_mib}Mi"} | ({"medium": medium} if medium else {}),
+        }
+
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
+        "hostNetwork": False, "hostPID": False, "hostIPC": False, "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": GRACE_S, "dnsPolicy": "Default",
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [receiver], "containers": [main_container(request, cluster), helper],
+        "volumes": [
+            volume("disk", limits.disk_mib), volume("inputs", inputs_mib), volume("stage", STAGE_MIB),
+            volume("shm", max(1, limits.memory_mib // 2), "Memory"),
+        ],
+    }  # fmt: skip
+    return spec | ({"runtimeClassName": cluster.runtime_class} if cluster.runtime_class else {})
+
+
+def pod_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+    """Return the pod alone, to ask the API server whether it would admit it."""
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": JOB, "labels": dict(place.labels)}, "spec": pod_spec(request, cluster),
+    }  # fmt: skip
+
+
+def helper_pod(name: str, script: str, cluster: Cluster, place: Place, user: int) -> dict[str, Any]:
+    """Return a pod of its own with the helper's image, to look at the cluster with."""
+    container = _helper("helper", cluster.helper_image, script, user, [])
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 1, "containers": [container],
+    }  # fmt: skip
+    if cluster.runtime_class:
+        spec["runtimeClassName"] = cluster.runtime_class
+    labels = {**place.labels, "dekube.canary": name}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def pull_pod(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+    """Return a pod that brings an image to a machine of the cluster and runs nothing of it.
+
+    Its command is in no image, so the container is made and fails to start.
+    """
+    made = _helper(MAIN, request.image.reference, "", request.user, [])
+    body = helper_pod(MAIN, "", cluster, place, request.user)
+    body["spec"]["containers"] = [made | {"command": ["/dekube-no-such-program"]}]
+    return body
+
+
+def job_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+    """Return the Job, which makes one pod and never a second one."""
+    return {
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": JOB, "labels": dict(place.labels), "annotations": {ANNOTATION_TASK: place.task}},
+        "spec": {
+            "backoffLimit": 0, "completions": 1, "parallelism": 1, "podReplacementPolicy": "Failed",
+            "activeDeadlineSeconds": request.limits.time_limit_s + START_SPARE_S,
+            "template": {
+                "metadata": {"labels": dict(place.labels), "annotations": {ANNOTATION_TASK: place.task}},
+                "spec": pod_spec(request, cluster),
+            },
+        },
+    }  # fmt: skip
+
+
+def check_made(ordered: Mapping[str, Any], made: Mapping[str, Any], where: str = "") -> None:
+    """Compare an object with its order. Raises SettingsDiffer with the path of the first difference.
+
+    A server may add fields that were not ordered, but no element to a list: no container, volume or capability.
+    """
+    _check(ordered, made, where or str(ordered.get("kind", "")))
+
+
+def check_pod(ordered: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
+    """Compare a pod with the ordered one. Raises SettingsDiffer, also for what nobody ordered.
+
+    A controller of the cluster could have added a host's path or a token: the lists that were compared would name
+    it, or the few fields that are looked at here.
+    """
+    spec = pod.get("spec")
+    _check(ordered, spec, "Pod.spec")
+    assert isinstance(spec, Mapping)
+    for name in ("hostUsers", "hostAliases", "ephemeralContainers", "resourceClaims"):
+        if name not in ordered and spec.get(name):
+            raise SettingsDiffer(f"Pod.spec.{name}: {spec.get(name)!r}"[:300])
+    for one in [*spec["initContainers"], *spec["containers"]]:
+        for name in ("envFrom", "lifecycle", "livenessProbe", "startupProbe", "volumeDevices", "ports"):
+            if one.get(name):
+                raise SettingsDiffer(f"Pod.spec of {one.get('name')}: {name} is set")
+        if one.get("securityContext", {}).get("capabilities", {}).get("add"):
+            raise SettingsDiffer(f"Pod.spec of {one.get('name')}: capabilities are added")
+
+
+def _check(ordered: Any, made: Any, path: str) -> None:
+    if isinstance(ordered, Mapping):
+        if not isinstance(made, Mapping):
+            if not ordered and made is None:
+                return
+            raise SettingsDiffer(f"{path}: {made!r}"[:300])
+        for name, value in ordered.items():
+            _check(value, made.get(name), f"{path}.{name}")
+    elif isinstance(ordered, list):
+        if not ordered and made is None:
+            return
+        if not isinstance(made, list) or len(made) != len(ordered):
+            raise SettingsDiffer(f"{path}: {made!r}"[:300])
+        for number, (one, other) in enumerate(zip(ordered, made, strict=True)):
+            _check(one, other, f"{path}[{number}]")
+    elif ordered is False or ordered == "":
+        if made not in (None, False, ""):
+            raise SettingsDiffer(f"{path}: {made!r}"[:300])
+    elif not _is_same(ordered, made):
+        raise SettingsDiffer(f"{path}: {made!r}"[:300])
+
+
+def _is_same(ordered: Any, made: Any) -> bool:
+    if isinstance(ordered, str) and isinstance(made, str):
+        return ordered == made or 0 != amount(ordered) == amount(made)  # ``1000m`` comes back as ``1``
+    return type(ordered) is type(made) and bool(ordered == made)

@@ -1,0 +1,91 @@
+"""The programs of the helper container: plain ``sh`` with ``tar``, ``head``, ``sha256sum``, ``mv`` and ``sleep``.
+
+Any image with a shell and these tools will do. One command takes a piece of the inputs: it is written beside its
+place, compared with its checksum and moved there whole. So a piece that is sent twice, or half, changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["RECEIVE", "SERVE", "archive", "checksum", "end_pieces", "put_piece", "stop_all", "where_pieces_end"]
+
+STAGE: Final = "/dekube/stage"
+INPUTS: Final = "/dekube/inputs"
+DISK: Final = "/dekube/disk"
+
+RECEIVE: Final = f"""
+set -e
+umask 000
+mkdir -p {DISK}/scratch/home {DISK}/scratch/tmp {DISK}/scratch/cache {DISK}/output
+umask 022
+cd {STAGE}
+n=0; echo 0 > next; : > ready
+trap 'exit 143' TERM
+while [ ! -e end."$n" ]; do
+  if [ -e "$n" ]; then cat "$n"; rm "$n"; n=$((n+1)); echo "$n" > next.new; mv next.new next; else sleep 0.05; fi
+done | tar -xof - -C {INPUTS}
+: > unpacked
+"""
+"""Makes the folders of the disk, then unpacks the pieces in their order until the end is marked."""
+
+SERVE: Final = """
+trap 'exit 0' TERM
+while :; do sleep 1 & wait $!; done
+"""
+"""Waits: its container is there for commands that read the outputs."""
+
+
+def where_pieces_end() -> str:
+    """Return the script that tells the number of the first piece which has not arrived, or ``end``."""
+    return f"""
+cd {STAGE} || exit 1
+[ -e ready ] || exit 3
+ls | grep -q '^end\\.' && {{ echo end; exit 0; }}
+n=$(cat next)
+while [ -e "$n" ]; do n=$((n+1)); done
+echo "$n"
+"""
+
+
+def put_piece(number: int, size: int, sha256: str) -> str:
+    """Return the script that takes a piece of ``size`` bytes from its input; 4: another content."""
+    return f"""
+cd {STAGE} || exit 1
+while [ "$(ls | grep -c '^[0-9]*$')" -gt 1 ]; do sleep 0.05; done
+head -c {size} > part.$$ || {{ rm -f part.$$; exit 1; }}
+[ "$(sha256sum < part.$$)" = "{sha256}  -" ] || {{ rm -f part.$$; exit 4; }}
+[ "$(cat next)" -le {number} ] && mv part.$$ {number} || rm -f part.$$
+"""
+
+
+def end_pieces(number: int) -> str:
+    """Return the script that marks the end after ``number`` pieces: the requester's container may start."""
+    return f": > {STAGE}/end.{number}"
+
+
+def archive(offset: int) -> str:
+    """Return the script that writes the outputs as a tar archive from an offset on."""
+    tail = f" | tail -c +{offset + 1}" if offset else ""
+    return f"cd {DISK} && tar -cf - output{tail}"
+
+
+def checksum() -> str:
+    """Return the script that tells the SHA-256 of the archive."""
+    return f"cd {DISK} && tar -cf - output | sha256sum"
+
+
+def stop_all(signal: str) -> str:
+    """Return the script that sends a signal to every process of the requester's container.
+
+    The pod shares one list of processes. Those of the helper have the helper's root folder.
+    """
+    return f"""
+own=$(stat -Lc %d:%i /proc/self/root/)
+for p in /proc/[0-9]*; do
+  n=${{p#/proc/}}
+  [ "$n" = 1 ] && continue
+  [ "$(stat -Lc %d:%i "$p/root/" 2>/dev/null)" = "$own" ] || kill -{signal} "$n" 2>/dev/null
+done
+exit 0
+"""

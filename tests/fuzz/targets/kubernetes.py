@@ -1,0 +1,56 @@
+"""What a cluster says, and the kubeconfig by which it is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tasks.executor.containers.errors import ContainerRefused, EngineError
+from tasks.executor.containers.kubernetes.access import decode_kubeconfig
+from tasks.executor.containers.kubernetes.api import decode_object
+from tasks.executor.containers.kubernetes.exec_stream import status_of
+from tasks.executor.containers.kubernetes.states import read_pod
+from tests.fuzz.targets.base import Target
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+KUBECONFIG = b"""apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://10.0.0.1:6443", certificate-authority-data: "Y2E="}}]
+users: [{name: u, user: {token: abc}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+"""
+POD = json.dumps({
+    "metadata": {"name": "container-x", "uid": "1", "labels": {}},
+    "spec": {"nodeName": "m"},
+    "status": {
+        "phase": "Running", "conditions": [{"type": "PodScheduled", "status": "True"}],
+        "initContainerStatuses": [{"name": "inputs", "state": {"terminated": {"exitCode": 0}}}],
+        "containerStatuses": [
+            {"name": "main", "state": {"terminated": {
+                "exitCode": 137, "reason": "OOMKilled", "startedAt": "2026-01-02T03:04:00Z",
+                "finishedAt": "2026-01-02T03:04:04Z",
+            }}},
+            {"name": "outputs", "state": {"running": {"startedAt": "2026-01-02T03:04:00Z"}}},
+        ],
+    },
+}).encode()  # fmt: skip
+STATUS = b'{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"4"}]}}'
+HERE = "tasks.executor.containers.kubernetes"
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    yield "a kubeconfig", Target(
+        lambda data: decode_kubeconfig(data, Path("/nowhere")), (KUBECONFIG,),
+        (f"{HERE}.access:decode_kubeconfig",), (ContainerRefused,), cost=8,
+    )  # fmt: skip
+    yield "a pod of a cluster", Target(
+        lambda data: read_pod(decode_object(data), NOW), (POD,),
+        (f"{HERE}.api:decode_object", f"{HERE}.states:read_pod"), (EngineError,),
+    )  # fmt: skip
+    yield (
+        "the end of a command in a pod",
+        Target(status_of, (STATUS, b'{"status":"Success"}'), (f"{HERE}.exec_stream:status_of",), (EngineError,)),
+    )

@@ -1,0 +1,253 @@
+"""Objects of a cluster, how they are compared, and what a pod's status says."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.executor.containers.errors import ContainerRefused, EngineError, SettingsDiffer
+from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
+from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
+from tasks.executor.containers.kubernetes.exec_stream import status_of
+from tasks.executor.containers.kubernetes.manifests import (
+    Cluster,
+    check_made,
+    check_pod,
+    job_body,
+    namespace_body,
+    place_of,
+    pod_spec,
+    policy_body,
+)
+from tasks.executor.containers.kubernetes.quantities import amount
+from tasks.executor.containers.kubernetes.states import Exit, Stage, Trouble, read_pod
+from tasks.executor.containers.kubernetes.supply import machine_for
+from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
+from tests.fuzz.targets.kubernetes import KUBECONFIG, NOW, POD
+
+NODE, TASK = b"\x01" * 20, bytes(range(32))
+CLUSTER = Cluster(helper_image="example.test/helper@sha256:" + "0" * 64)
+PLACE = place_of("dekube", NODE, TASK)
+
+
+def request(**fields: Any) -> ContainerRequest:
+    limits = fields.pop("limits", Limits(cores=2, memory_mib=64, disk_mib=64, output_bytes=1, time_limit_s=9))
+    return ContainerRequest(Image("example.test/a", bytes(32)), limits, **fields)
+
+
+REQUESTS = st.builds(
+    request,
+    command=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
+                     max_size=4).map(tuple),
+    environment=st.lists(st.sampled_from(["A=$(HOME)", "B=$$x", "C=1000m", "D="]), unique=True).map(tuple),
+    mounts=st.sampled_from([(), (InputMount(bytes(32), "/in", 10, is_folder=False),)]),
+    user=st.integers(1, 65_535),
+)  # fmt: skip
+
+
+@given(REQUESTS)
+def test_every_pod_is_restricted(made: ContainerRequest) -> None:
+    spec = pod_spec(made, CLUSTER)
+    assert spec["automountServiceAccountToken"] is False and spec["restartPolicy"] == "Never"
+    assert not (spec["hostNetwork"] or spec["hostPID"] or spec["hostIPC"])
+    for one in [*spec["initContainers"], *spec["containers"]]:
+        security = one["securityContext"]
+        assert security["runAsNonRoot"] and security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"] and not security["privileged"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert one["resources"]["limits"] == one["resources"]["requests"]
+    assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+    assert all(volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"])
+    assert json.loads(json.dumps(spec)) == spec
+
+
+@given(REQUESTS)
+def test_no_word_of_a_requester_is_expanded(made: ContainerRequest) -> None:
+    container = pod_spec(made, CLUSTER)["containers"][0]
+    words = [*container.get("command", ()), *container.get("args", ())]
+    assert tuple(word.replace("$$", "$") for word in words) == made.command
+    assert all("$" not in word.replace("$$", "") for word in words)
+
+
+@given(REQUESTS)
+def test_a_job_makes_one_pod(made: ContainerRequest) -> None:
+    spec = job_body(made, CLUSTER, PLACE)["spec"]
+    assert (spec["backoffLimit"], spec["completions"], spec["parallelism"]) == (0, 1, 1)
+
+
+def test_n38_all_traffic_is_denied_both_ways() -> None:
+    policy = policy_body(PLACE)["spec"]
+    assert policy == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    labels = namespace_body(PLACE)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert all(len(name) <= 63 for name in (PLACE.namespace, *labels.values()))
+
+
+def test_what_a_server_made_is_compared() -> None:
+    ordered = job_body(request(), CLUSTER, PLACE)
+    made = copy.deepcopy(ordered)
+    made["metadata"]["uid"] = "1"
+    made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "2"
+    made["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
+    del made["spec"]["template"]["spec"]["hostNetwork"]
+    check_made(ordered, made)
+
+
+@pytest.mark.parametrize(
+    "path", [("hostNetwork",), ("containers", 0, "image"), ("volumes",), ("shareProcessNamespace",),
+             ("securityContext", "runAsUser"), ("containers", 0, "securityContext", "capabilities", "drop")],
+)  # fmt: skip
+def test_each_difference_is_found(path: tuple[Any, ...]) -> None:
+    ordered = pod_spec(request(), CLUSTER)
+    made = copy.deepcopy(ordered)
+    inner = made
+    for name in path[:-1]:
+        inner = inner[name]
+    was = inner[path[-1]]
+    inner[path[-1]] = not was if isinstance(was, bool) else [*was, {}] if isinstance(was, list) else 0
+    with pytest.raises(SettingsDiffer):
+        check_pod(ordered, {"spec": made})
+
+
+def test_what_was_added_to_a_container_is_found() -> None:
+    ordered = pod_spec(request(), CLUSTER)
+    for name, value in (("lifecycle", {"postStart": {}}), ("envFrom", [{}]), ("ports", [{}])):
+        made = copy.deepcopy(ordered)
+        made["containers"][0][name] = value
+        with pytest.raises(SettingsDiffer):
+            check_pod(ordered, {"spec": made})
+
+
+def _pod(**status: Any) -> dict[str, Any]:
+    found = json.loads(POD)
+    found["status"] |= status
+    return dict(found)
+
+
+def _main(**state: Any) -> list[dict[str, Any]]:
+    return [{"name": "main", "state": state}, {"name": "outputs", "state": {"running": {}}}]
+
+
+def test_the_end_of_a_container_is_read() -> None:
+    pod = read_pod(json.loads(POD), NOW)
+    assert pod.stage is Stage.ENDED and pod.up_s == 4 and pod.has_helper
+    assert pod.exit == Exit(9, is_signal=True, is_out_of_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "stage", "trouble"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "Usage of EmptyDir volume \"disk\" exceeds the limit",
+          "containerStatuses": []}, Stage.GONE, Trouble.DISK),
+        ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage.",
+          "containerStatuses": []}, Stage.GONE, Trouble.EVICTED),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True"}]}, Stage.ENDED, Trouble.EVICTED),
+        ({"containerStatuses": _main(waiting={"reason": "ErrImagePull", "message": "no"})}, Stage.STARTING,
+         Trouble.PULL),
+        ({"containerStatuses": _main(waiting={"reason": "RunContainerError"})}, Stage.STARTING, Trouble.START),
+        ({"containerStatuses": _main(terminated={"reason": "StartError", "exitCode": 128}), "phase": "Running"},
+         Stage.STARTING, Trouble.START),
+        ({"containerStatuses": _main(running={"startedAt": "2026-01-02T03:04:00Z"})}, Stage.RUNNING, Trouble.NONE),
+        ({"containerStatuses": [], "initContainerStatuses": [], "phase": "Pending",
+          "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1"}]}, Stage.WAITING,
+         Trouble.NO_MACHINE),
+    ],
+)  # fmt: skip
+def test_each_state_of_a_pod_is_named(status: dict[str, Any], stage: Stage, trouble: Trouble) -> None:
+    pod = read_pod(_pod(**status), NOW)
+    assert (pod.stage, pod.trouble) == (stage, trouble)
+
+
+NAMES = st.sampled_from(["name", "uid", "phase", "state", "reason", "conditions", "containerStatuses"])
+ANYTHING = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner),
+)
+
+
+@given(ANYTHING)
+def test_a_pod_of_another_form_is_refused(status: Any) -> None:
+    try:
+        read_pod({"metadata": {"name": "a", "uid": "b"}, "status": status}, datetime.now(UTC))
+    except EngineError:
+        pass
+
+
+def test_a_kubeconfig_is_read_and_no_command_of_it_is_run() -> None:
+    access = decode_kubeconfig(KUBECONFIG, Path("/"))
+    assert (access.server, access.token, access.ca_pem) == ("https://10.0.0.1:6443", "abc", b"ca")
+    assert "abc" not in repr(access)
+    for bad in (b"user: {exec: {command: sh}}", b"user: {username: a, password: b}"):
+        with pytest.raises(ContainerRefused, match="not taken"):
+            decode_kubeconfig(KUBECONFIG.replace(b"user: {token: abc}", bad), Path("/"))
+    with pytest.raises(ContainerRefused, match="https"):
+        decode_kubeconfig(KUBECONFIG.replace(b"https://", b"http://"), Path("/"))
+
+
+def test_the_account_of_a_pod_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ContainerRefused, match="does not run in a pod"):
+        in_cluster(tmp_path, {})
+    (tmp_path / "ca.crt").write_text("ca")
+    (tmp_path / "token").write_text("first\n")
+    access = in_cluster(tmp_path, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"})
+    assert (access.server, access.bearer()) == ("https://[fd00::1]:6443", "first")
+    (tmp_path / "token").write_text("second")
+    assert access.bearer() == "second", "a renewed token is not seen"
+
+
+def test_the_end_of_a_command_is_read() -> None:
+    assert status_of(b'{"status":"Success"}') == 0
+    assert status_of(b'{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}') == 7
+    with pytest.raises(EngineError):
+        status_of(b'{"status":"Failure","message":"container not found"}')
+
+
+@pytest.mark.parametrize(
+    ("text", "thousandths"), [("1", 1000), ("100m", 100), ("1Ki", 1024_000), ("x", 0), ("", 0)]
+)
+def test_quantities(text: str, thousandths: int) -> None:
+    assert amount(text) == thousandths
+
+
+def test_a_machine_is_large_enough_or_not() -> None:
+    found = {
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "10Gi", "nvidia.com/gpu": "1"},
+        }
+    }
+    assert machine_for(found, 3, 4096, 1024, 1)
+    assert not machine_for(found, 4, 4096, 1024), "no room for the helper"
+    assert not machine_for(found, 3, 4096, 1024, 2)
+    assert not machine_for({**found, "spec": {"unschedulable": True}}, 1)
+
+
+@given(st.lists(st.binary(max_size=3 << 10), max_size=4), st.integers(1, 2048))
+def test_the_archive_of_inputs_is_the_same_each_time(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("inputs")
+    places = []
+    for number, content in enumerate(contents):
+        place = folder / str(number)
+        if number % 2:
+            place.mkdir()
+            (place / ("ä" * 60)).write_bytes(content)
+        else:
+            place.write_bytes(content)
+        places.append(place)
+    whole = b"".join(archive_of(places))
+    assert whole == b"".join(archive_of(places)) == b"".join(pieces_of(archive_of(places)))
+    with tarfile.open(fileobj=io.BytesIO(whole)) as packed:
+        files = [packed.extractfile(one) for one in packed if one.isreg()]
+        assert [file.read() for file in files if file is not None] == contents
