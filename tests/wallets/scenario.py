@@ -77,6 +77,8 @@ WITHOUT_CONTAINER: Final = {
     "reportTampering": ("1",),
 }  # fmt: skip
 """Arguments after task of functions for containers, of which this network runs none."""
+KIND_FIRST: Final = frozenset({"reportTampering"})
+"""Of these the ones that look at the kind of the task before they look at the sender."""
 _HASH: Final = bytes(32)
 CHUNKS: Final = {
     "path": "0x" + encode([0, 1, []]).hex(), "chunk": "0x" + encode([0, b"c", [], _HASH, []]).hex(),
@@ -459,7 +461,8 @@ class Play:
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
         await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="wrong_phase")
         for name, given in WITHOUT_CONTAINER.items():
-            await self._write_in_vain(job.requester, name, self._task, *given, reason="not_yours")
+            reason = "kind_mismatch" if name in KIND_FIRST else "not_yours"
+            await self._write_in_vain(job.requester, name, self._task, *given, reason=reason)
         for name, (args, reason) in WITHOUT_INPUTS.items():
             await self._write_in_vain(job.requester, name, self._task, *args, reason=reason)
         await self._write(
