@@ -32,7 +32,9 @@ from tasks.kinds.container import (
     CONTAINER_NAMES,
     KIND_CONTAINER,
     LEVEL_METERED,
+    LEVEL_QUORUM,
     MEMORY_MIB_MIN,
+    METER_RESERVED,
     PROFILE_METERED_1,
     SECOND_UNITS_MAX,
     SECONDS_MAX,
@@ -68,6 +70,7 @@ __all__ = [
     "KIND_TRAIN",
     "LEVEL_EXACT",
     "LEVEL_METERED",
+    "LEVEL_QUORUM",
     "MODEL_MLP",
     "OPTIMISER_ADAMW",
     "PROFILE_EXACT_2",
@@ -193,7 +196,12 @@ class JobSpec(NamedTuple):
     @property
     def is_metered(self) -> bool:
         """Whether seconds are paid and nothing is proven: a container (R93)."""
-        return self.level == LEVEL_METERED
+        return self.level in (LEVEL_METERED, LEVEL_QUORUM)
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether several machines run it and their outputs are compared (R113)."""
+        return self.level == LEVEL_QUORUM
 
     @property
     def host_cores(self) -> int:
@@ -311,12 +319,12 @@ def classifier_job(
 
 def container_job(
     part: ContainerPart, *, ticks: int, tick_s: int, max_price_per_tera_unit: int, requirements: Requirements,
-    match_ms: int,
+    match_ms: int, level: int = LEVEL_METERED,
 ) -> JobSpec:  # fmt: skip
     """Return the job of a container that runs for ``ticks`` of ``tick_s`` seconds at most."""
     nothing = bytes(HASH_BYTES)
     return JobSpec(
-        KIND_CONTAINER, LEVEL_METERED, PROFILE_METERED_1, part, nothing, nothing,
+        KIND_CONTAINER, level, PROFILE_METERED_1, part, nothing, nothing,
         Schedule(ticks * tick_s, tick_s, tick_s), max_price_per_tera_unit, requirements, match_ms,
     )  # fmt: skip
 
@@ -498,11 +506,20 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
     """Return the job of a container. Raises DecodeError."""
     spec = _spec_of(found, kind)
     part, (seconds, segment_s, tick_s) = container_of(spec), spec.schedule
-    if (spec.level, spec.profile) != (LEVEL_METERED, PROFILE_METERED_1) or part.metering.name not in kind.names:
+    if not spec.is_metered or spec.profile != PROFILE_METERED_1 or part.metering.name not in kind.names:
         raise DecodeError(
-            f"only {spec.kind}, level {LEVEL_METERED}, {PROFILE_METERED_1}, {' or '.join(kind.names)} can be run"
+            f"only {spec.kind}, level {LEVEL_METERED} or {LEVEL_QUORUM}, {PROFILE_METERED_1}, "
+            f"{' or '.join(kind.names)} can be run"
         )
     check_container(part)
+    if spec.is_quorum and not part.storage.output:
+        raise DecodeError("not a job specification: storage.output: level 1 compares what is left there")
+    if spec.is_quorum and part.metering.name != METER_RESERVED:
+        raise DecodeError(
+            "not a job specification: metering.name: reserved with level 1, which compares how it ends"
+        )
+    if spec.is_quorum and part.checkpoint is not None:
+        raise DecodeError("not a job specification: checkpoint: none with level 1, whose machines run all of it")
     fault = ""
     if any(spec.seed) or any(spec.init_root):
         fault = "seed, init_root: zeros expected: a container has no state"

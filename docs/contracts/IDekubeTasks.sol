@@ -229,6 +229,18 @@ interface IDekubeTasks {
     /// @param blob Content address of the checkpoint.
     function missCheckpoint(bytes32 task, bytes32 blob) external;
 
+    /// @notice Say that a container of a quorum has ended, as its worker, and seal its result.
+    /// @param task Id of the task.
+    /// @param elapsed Seconds since the sender's container began.
+    /// @param seal Hash of the task, the sender, the result and a salt.
+    function sealOutput(bytes32 task, uint32 elapsed, bytes32 seal) external;
+
+    /// @notice Open the sender's seal once all machines of a quorum have sealed.
+    /// @param task Id of the task.
+    /// @param result Hash of how the container ended and what it left.
+    /// @param salt Salt of the seal.
+    function revealOutput(bytes32 task, bytes32 result, bytes32 salt) external;
+
     /// @notice Create a group of tasks with its first member; the value sent is exactly the member's budget
     ///   (budgetOf).
     /// @param specification The job: canonical CBOR of all that decides the result.
@@ -260,7 +272,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered.
+    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 70 output sealed, 71 output differs, 72 no
+    ///   majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -315,7 +328,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered.
+    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 70 output sealed, 71 output differs, 72 no
+    ///   majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -430,7 +444,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered.
+    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 70 output sealed, 71 output differs, 72 no
+    ///   majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
     /// @notice A task was created as a seat of a group.
@@ -459,7 +474,7 @@ interface IDekubeTasks {
     /// @param amount Pay that returns to the task, in 10^-18 DKB.
     event SecondsLost(bytes32 indexed task, address indexed worker, uint256 lost, uint256 amount);
 
-    /// @notice Seconds of a container were counted and paid.
+    /// @notice Seconds of a container were counted or paid.
     /// @param task Id of the task.
     /// @param worker Machine that does the task; zero where there is none.
     /// @param added Seconds that were added.
@@ -490,7 +505,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered.
+    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 70 output sealed, 71 output differs, 72 no
+    ///   majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -513,7 +529,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered.
+    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 70 output sealed, 71 output differs, 72 no
+    ///   majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

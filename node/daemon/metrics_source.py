@@ -54,6 +54,16 @@ class NodeMetricsSource:
                 node.clocks.estimate().own_ahead_ms / 1000,
             ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
+            (
+                "dekube_container_outputs_sealed",
+                "Results of containers that were sealed for a comparison since the start",
+                0 if (containers := node.duties.containers) is None else containers.sealed,
+            ),
+            (
+                "dekube_container_outputs_agreed",
+                "Results of containers since the start that another machine had as well",
+                0 if containers is None else containers.agreed,
+            ),
             ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
             (
                 "dekube_parked_tasks",

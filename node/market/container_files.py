@@ -27,27 +27,31 @@ _NAME: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ContainerNote(NamedTuple):
-    """A container was begun; with ``end`` it ended after ``seconds``, at ``ended_ms`` of the chain's time."""
+    """A container was begun; with ``end`` it ended after ``seconds``, at ``ended_ms`` of the chain's time.
+
+    ``salt`` is that of the seal over its result, or empty: nothing of it is sealed.
+    """
 
     seconds: int = 0
     ended_ms: int = 0
     end: ContainerEnd | None = None
+    salt: bytes = b""
 
 
 def encode_container_note(found: ContainerNote) -> bytes:
     """Return a record as bytes."""
     end = found.end
     value: list[Value] = [] if end is None else [int(end.kind), *end[1:-1]]
-    return encode([found.seconds, found.ended_ms, value])
+    return encode([found.seconds, found.ended_ms, value, found.salt])
 
 
 def decode_container_note(data: bytes) -> ContainerNote:
     """Read a record. Raises DecodeError."""
     match decode(data, limit_bytes=FILE_LIMIT_BYTES):
-        case [int(seconds), int(ended_ms), []] if seconds >= 0 and ended_ms >= 0:
-            return ContainerNote(seconds, ended_ms)
-        case [int(seconds), int(ended_ms), list(end)] if seconds >= 0 and ended_ms >= 0:
-            return ContainerNote(seconds, ended_ms, _end(end))
+        case [int(seconds), int(ended_ms), list(end), bytes(salt)] if (
+            seconds >= 0 and ended_ms >= 0 and len(salt) in (0, HASH_BYTES)
+        ):
+            return ContainerNote(seconds, ended_ms, _end(end) if end else None, salt)
         case _:
             raise DecodeError("not the record of a container")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tasks.ledger.matching import host_cores
 from tasks.ledger.queries import Action, WorkDuty
@@ -11,6 +11,8 @@ from tasks.ledger.registry import NodeProfile
 from tasks.spec import JobSpec
 
 __all__ = ["Room", "ahead_of", "lack_of_room", "room_of", "wanted_by"]
+
+_OVER: Final = (Action.WAIT, Action.REVEAL, Action.SHOW)
 
 
 class Room(NamedTuple):
@@ -34,12 +36,14 @@ def wanted_by(spec: JobSpec) -> Room:
 def ahead_of(task: bytes, duties: Iterable[WorkDuty]) -> list[bytes]:
     """Return the other tasks that have room before ``task``: those that were accepted, and lower ids of the rest.
 
-    Of two that are accepted at once one gets the room, not neither.
+    Of two that are accepted at once one gets the room, not neither. A container that was sealed has ended.
     """
     return [
         duty.task
         for duty in duties
-        if duty.task != task and (duty.action is not Action.ACCEPT or duty.task < task)
+        if duty.task != task
+        and duty.action not in _OVER
+        and (duty.action is not Action.ACCEPT or duty.task < task)
     ]
 
 

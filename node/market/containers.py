@@ -6,6 +6,7 @@ starts again takes up where it was: the container by its label, its end by a fil
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -34,7 +35,7 @@ from node.market.wallet import Wallet
 from node.market.worker import FETCH_TRIES, PREPARE_SHARE, JobUnfit
 from p2p.blob.store import BlobStore
 from state.primitives.errors import DekubeError
-from state.primitives.hashing import digest
+from state.primitives.hashing import HASH_BYTES, digest
 from state.view.accounts import balance_of
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
@@ -48,6 +49,8 @@ from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
 from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, WorkDuty, work_duties
+from tasks.ledger.quorum_records import find_quorum, output_result, output_seal
+from tasks.ledger.quorum_transitions import REVEAL_OUTPUT, SEAL_OUTPUT
 from tasks.ledger.records import load_spec, load_task
 from tasks.ledger.registry import load_node
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, START_TASK
@@ -115,6 +118,10 @@ class Containers:
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
+        self.sealed = 0
+        """Results that were sealed for a comparison, since the start of the node, ..."""
+        self.agreed = 0
+        """... and those that were what another machine had as well."""
         self.started = 0
         """Containers that were started since the start of the node, ..."""
         self.adopted = 0
@@ -210,7 +217,14 @@ class Containers:
                     await self._prepare(task, spec, duty)
                 case Action.METER:
                     await self._run(task, spec)
-                    return
+                    if not spec.is_quorum:
+                        return
+                case Action.REVEAL:
+                    await self._reveal(task)
+                case Action.SHOW:
+                    await self._show(task)
+                case Action.WAIT:  # what was sealed is needed still
+                    await self._ledger.wait_head(self._ledger.head().height)
                 case _:
                     return
 
@@ -339,16 +353,57 @@ class Containers:
                 return
         if known.end is None:
             return  # it has left
-        payable = self._payable(task, known.seconds)
+        seconds = self._payable(task, known.seconds)
         if known.end.kind is ExitKind.IDLE:  # whole ticks alone are paid then (R108)
             own = load_meter(self._ledger.store, task).own_seconds
-            payable -= (payable - own) % spec.tick_s
-        await self._wallet.send(FINISH_TASK, finish_values(task, payable, known.end))
+            seconds -= (seconds - own) % spec.tick_s
+        quorum = find_quorum(self._ledger.store, task)
+        if quorum is not None and quorum.is_blind:
+            await self._seal(task, known, seconds)
+        else:
+            await self._wallet.send(FINISH_TASK, finish_values(task, seconds, known.end))
         try:
             await self._backend.remove(task)
         except (DekubeError, OSError):  # the chain asks for nothing more: ``tidy`` removes it
             self._left_over.set()
         _log.info("a container ended", task=task, end=known.end.kind.name, code=known.end.code, s=known.seconds)
+
+    # The words of a quorum (R114, R115)
+
+    async def _seal(self, task: bytes, known: ContainerNote, seconds: int) -> None:
+        """Seal the result of a container. Its salt is on disk before: without it the seal cannot be opened."""
+        known = known._replace(salt=known.salt or secrets.token_bytes(HASH_BYTES))
+        await trio.to_thread.run_sync(self._files.put, task, known)
+        seal = output_seal(task, self._wallet.address, self._result(known), known.salt)
+        await self._wallet.send(SEAL_OUTPUT, [task, seconds, seal])
+        self.sealed += 1
+
+    def _result(self, known: ContainerNote) -> bytes:
+        """Return the hash that is compared with that of other machines."""
+        assert known.end is not None
+        return output_result(known.end.kind, known.end.code, known.end.output, known.end.output_bytes)
+
+    def _sealed(self, task: bytes) -> ContainerNote:
+        """Return what was sealed. Raises JobUnfit where nothing is known of it any more."""
+        known = self._files.get(task)
+        if known is None or known.end is None or not known.salt:
+            raise JobUnfit("what this machine has sealed is gone from its disk")
+        return known
+
+    async def _reveal(self, task: bytes) -> None:
+        known = self._sealed(task)
+        await self._wallet.send(REVEAL_OUTPUT, [task, self._result(known), known.salt])
+
+    async def _show(self, task: bytes) -> None:
+        """Say how the container ended: two machines have this result, and it is paid."""
+        known, seconds = self._sealed(task), load_meter(self._ledger.store, task).own_seconds
+        assert known.end is not None
+        # Its requester fetches the output from now on.
+        await trio.to_thread.run_sync(
+            self._files.put, task, known._replace(ended_ms=self._ledger.head().steady_ms)
+        )
+        await self._wallet.send(FINISH_TASK, finish_values(task, seconds, known.end))
+        self.agreed += 1
 
     def _payable(self, task: bytes, seconds: int) -> int:
         """Return how many of its seconds the chain pays by now."""

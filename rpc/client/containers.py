@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rpc.client.api import each
 from rpc.client.blobs import Progress
@@ -51,7 +51,9 @@ class MachineRun(NamedTuple):
 class ContainerResult(NamedTuple):
     """How a container ended, as its machine says: nobody has checked that. ``files`` were unpacked.
 
-    ``code`` is the exit code, or the number of the signal. ``logs`` is the end of what it printed.
+    ``code`` is the exit code, or the number of the signal. ``logs`` is the end of what it printed. Of a quorum
+    ``agreed`` are the machines with the result that counts, which is that of the first of them; ``differed`` those
+    with another one. Seconds and pay are those of all its machines.
     """
 
     task: bytes
@@ -64,6 +66,8 @@ class ContainerResult(NamedTuple):
     logs: bytes
     files: int
     machines: tuple[MachineRun, ...] = ()
+    agreed: tuple[bytes, ...] = ()
+    differed: tuple[bytes, ...] = ()
 
 
 def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) -> ContainerJob:
@@ -78,8 +82,14 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
     spec = container_job(
         part, ticks=wanted_of.ticks, tick_s=wanted_of.tick_s, max_price_per_tera_unit=max_price,
         requirements=Requirements(wanted_of.gpus, wanted_of.memory_mib, wanted_of.rate), match_ms=match_ms,
+        level=wanted_of.level,
     )  # fmt: skip
     notes = ["nothing about a container is proven: its machine is paid for seconds; watch it, cancel it in need"]
+    if spec.is_quorum:
+        notes = [
+            "two machines of different owners run it, and a third one if their outputs differ; those that agree "
+            "are paid"
+        ]
     if part.metering.name == METER_PROGRESS:
         idle_s = part.metering.idle_s
         notes.append(f"after {idle_s} seconds in which its counter does not move it ends, says its machine")
@@ -121,6 +131,50 @@ def ask_container(
     spec: JobSpec = yield RunBlocking(partial(spec_of, record))
     if not spec.is_metered:
         raise NoResult(f"task {hexed(task)} is of kind {spec.kind}: `result` fetches what it made")
+    quorum = record.document.get("quorum")  # a gateway of an earlier version does not say
+    if quorum is not None:
+        return (yield from _ask_quorum(core, record, quorum, folder, control, progress, downloads))
+    return (yield from _ask_end(core, record, spec, folder, control, progress, downloads))
+
+
+def _ask_quorum(
+    core: Core, record: Task, quorum: Any, folder: Path | None, control: Path | None,
+    progress: Progress | None, downloads: Path | None,
+) -> Flow[ContainerResult]:  # fmt: skip
+    """Return the result of the first machine of a quorum whose result is that of the majority."""
+    seats = quorum["seats"]
+    of_state = {
+        state: tuple(
+            bytes.fromhex(seat["worker"][2:]) for seat in seats if seat["state"] == state and seat["worker"]
+        )
+        for state in ("agreed", "differed")
+    }
+    shown = next((seat for seat in seats if seat["state"] == "agreed"), None)
+    source: Task = record
+    if shown is not None and shown["task"] != hexed(record.id):
+        found = yield from ask_task(core, bytes.fromhex(shown["task"][2:]))
+        if found is None:
+            raise NoResult(f"no task has the id {shown['task']}")
+        source = found
+    if shown is None and folder is not None and record.has_ended:
+        raise NoResult(
+            f"the machines of task {hexed(record.id)} do not agree ({quorum['reason']}): it has no output"
+        )
+    spec: JobSpec = yield RunBlocking(partial(spec_of, record))
+    result = yield from _ask_end(core, source, spec, folder, control, progress, downloads)
+    return result._replace(
+        task=record.id, phase=record.phase, reason=record.reason,
+        seconds=sum(seat["seconds"] for seat in seats), paid=sum(int(seat["paid"]) for seat in seats),
+        agreed=of_state["agreed"], differed=of_state["differed"],
+    )  # fmt: skip
+
+
+def _ask_end(
+    core: Core, record: Task, spec: JobSpec, folder: Path | None, control: Path | None,
+    progress: Progress | None, downloads: Path | None,
+) -> Flow[ContainerResult]:  # fmt: skip
+    """Return how the container of one task ended."""
+    task = record.id
     meter = record.document["meter"]
     end = meter["exit"]
     logs, files = b"", 0

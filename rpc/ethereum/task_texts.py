@@ -11,6 +11,7 @@ from tasks.kinds.container import ExitKind
 from tasks.ledger.disputes import DisputeEnding, DisputePhase
 from tasks.ledger.group_records import GroupPhase
 from tasks.ledger.lifecycle import Reason
+from tasks.ledger.quorum_records import QuorumPhase
 
 __all__ = ["TASK_TEXTS"]
 
@@ -225,6 +226,19 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         },
         "End a container's task",
     ),
+    ("tasks", "sealOutput"): Text(
+        "Say that a container of a quorum has ended, as its worker, and seal its result.",
+        {
+            "elapsed": "Seconds since the sender's container began.",
+            "seal": "Hash of the task, the sender, the result and a salt.",
+        },
+        "Seal a container's output",
+    ),
+    ("tasks", "revealOutput"): Text(
+        "Open the sender's seal once all machines of a quorum have sealed.",
+        {"result": "Hash of how the container ended and what it left.", "salt": "Salt of the seal."},
+        "Reveal a container's output",
+    ),
     ("tasks", "poke"): Text(
         "Do what a passed deadline of a task demands, where the chain has not yet.", intent="Poke a task"
     ),
@@ -360,11 +374,27 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ),
     ("tasks", "WorkerAssigned"): Text("A task was given to a machine, which may accept it."),
     ("tasks", "SecondsMetered"): Text(
-        "Seconds of a container were counted and paid.",
+        "Seconds of a container were counted or paid.",
         {
             "added": "Seconds that were added.",
             "total": "Seconds of the task in all.",
             "paid": f"Price of the added seconds, {UNIT}.",
+        },
+    ),
+    ("tasks", "OutputSealed"): Text(
+        "A machine of a quorum has sealed what its container left.", {"seal": "Hash over the result and a salt."}
+    ),
+    ("tasks", "OutputRevealed"): Text(
+        "A machine of a quorum has opened its seal.",
+        {"result": "Hash of how its container ended and what it left."},
+    ),
+    ("tasks", "QuorumPhase"): Text(
+        "A quorum of machines that run one container has moved on.",
+        {
+            "quorum": "Id of the task of its first seat.",
+            "before": "The phase before, numbered alike.",
+            "phase": f"{names_of(QuorumPhase)}.",
+            "result": "Result of most of them; zero: none yet.",
         },
     ),
     ("tasks", "CheckpointStored"): Text(

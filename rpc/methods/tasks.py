@@ -19,6 +19,7 @@ from rpc.methods.pages import (
 )
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
+from rpc.methods.quorums import QUORUM_COMPONENTS, FoundQuorum, find_quorum_of, quorum_to_json
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
 from rpc.protocol.errors import RpcError
@@ -159,6 +160,7 @@ class _Found(NamedTuple):
     aside_until_ms: int
     meter: MeterRecord | None
     stored: Checkpoints
+    quorum: FoundQuorum | None
 
 
 def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskParameters) -> _Found | None:
@@ -169,7 +171,9 @@ def _find_task(reader: Reader, task_id: bytes, now_ms: int, parameters: TaskPara
     until_ms = aside_until_ms(reader, record, now_ms, parameters)
     meter = load_meter(reader, task_id) if record.is_metered else None
     stored = load_checkpoints(reader, task_id) if record.is_metered else Checkpoints()
-    return _Found(record, load_spec_bytes(reader, task_id), load_claim(reader, task_id), until_ms, meter, stored)
+    quorum = find_quorum_of(reader, task_id) if record.is_metered else None
+    spec, claim = load_spec_bytes(reader, task_id), load_claim(reader, task_id)
+    return _Found(record, spec, claim, until_ms, meter, stored, quorum)
 
 
 async def get_task(node: NodeApi, task: bytes) -> Json:
@@ -188,6 +192,7 @@ async def get_task(node: NodeApi, task: bytes) -> Json:
             "complaints": [address(machine) for machine in found.record.complaints],
             "aside_until_ms": found.aside_until_ms or None,
             "meter": _meter(found.meter, found.stored),
+            "quorum": quorum_to_json(found.quorum),
         },
     }
 
@@ -309,6 +314,7 @@ _MODEL: Final[dict[str, Schema]] = {
 _STORED: Final = obj({"blob": nullable(HASH_OUT), "bytes": NUMBER, "seconds": NUMBER, "worker": ADDRESS_OUT})
 """A checkpoint of a container; `seconds` of the task are in it."""
 TASK_COMPONENTS: Final[dict[str, Schema]] = {
+    **QUORUM_COMPONENTS,
     "Task": obj(
         _TASK_FIELDS,
         description="A task. `parked`: it waits for a machine that changes. `open_charge`: the price of the "
@@ -325,10 +331,11 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "complaints": array(ADDRESS_OUT),
             "aside_until_ms": nullable(NUMBER),
             "meter": nullable(ref("Meter")),
+            "quorum": nullable(ref("Quorum")),
         },
         description="A task with its job. `claim`: what its worker proved, which ended it. `complaints`: machines "
         "that could not have its inputs. `aside_until_ms`: until when (steady time) it is out of the book for it. "
-        "`meter`: of a container, else null.",
+        "`meter`: of a container, else null. `quorum`: of a container that several machines run, else null.",
     ),
     "Meter": obj(
         {

@@ -28,6 +28,7 @@ __all__ = [
     "IDLE_S_MAX",
     "KIND_CONTAINER",
     "LEVEL_METERED",
+    "LEVEL_QUORUM",
     "LOG_BYTES_MAX",
     "MEMORY_MIB_MIN",
     "METER_PROGRESS",
@@ -55,6 +56,8 @@ __all__ = [
 KIND_CONTAINER: Final = "container"
 LEVEL_METERED: Final = 0
 """Assurance V0: seconds are metered, and nothing about the work is proven."""
+LEVEL_QUORUM: Final = 1
+"""Assurance V1: machines of different owners run it, and what most of them left counts (R113)."""
 PROFILE_METERED_1: Final = "metered/1"
 METER_RESERVED: Final = "reserved"
 """What is paid are seconds for which the machine is reserved, whether the container uses it or not."""

@@ -18,6 +18,7 @@ from tasks.ledger.deadlines import (
     CARRIAGE_SLOT,
     GROUP_SLOT,
     NODE_SLOT,
+    QUORUM_SLOT,
     SPONSOR_SLOT,
     TASK_SLOT,
     WINDOW_SLOTS,
@@ -33,6 +34,7 @@ from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import on_task_due, wake
 from tasks.ledger.questions import QuestionOf
+from tasks.ledger.quorums import on_quorum_due
 from tasks.ledger.trials import step_trials
 from tasks.ledger.verification import on_window_due
 
@@ -99,6 +101,8 @@ def _fire(scope: Scope, due: Due) -> None:
         on_withdrawal_due(state, who, block, emit)
     elif due.slot == GROUP_SLOT:
         on_group_due(scope, due.subject)
+    elif due.slot == QUORUM_SLOT:
+        on_quorum_due(scope, due.subject)
     else:
         _fire_task(Case.load(scope, due.subject), due)
 

@@ -30,6 +30,8 @@ from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
 from tasks.ledger.progress import assign, is_funded, leave_book, stay_of
+from tasks.ledger.quorum_records import quorum_of, seat_number
+from tasks.ledger.quorums import seats_barred
 from tasks.ledger.records import TaskRecord, by_duty_key
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
 from tasks.ledger.reputation import reputation_milli
@@ -105,12 +107,17 @@ def hold_call(scope: Scope, dues: Sequence[Due]) -> None:
     """Match the tasks of ``dues`` that have stood long enough with machines."""
     height = scope.block.height - scope.parameters.order_blocks
     cases: dict[bytes, Case] = {}
+    quorums: set[bytes] = set()
     groups: dict[bytes, GroupRecord] = {}
     for due in dues:
         case = Case.load(scope, due.subject)
         if case.record.match_at_ms != due.time_ms:  # it was matched or ended by what fired before in this block
             cancel(scope.state, due)
         elif case.record.bid_height <= height:
+            quorum = quorum_of(scope.state, due.subject) if case.record.is_metered else b""
+            if quorum in quorums:
+                continue  # a machine of this call may have the owner of another one of it
+            quorums |= {quorum} - {b""}
             group = _group_to_match(case)
             if group is not None:
                 if len(groups) == GROUPS_PER_CALL or _seats(*groups.values(), group) > MEMBERS_PER_CALL:
@@ -245,6 +252,8 @@ class _Call:
             frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
             rate_max=case.spec.rate_max, until_ms=stay_of(case),
         )  # fmt: skip
+        if record.is_metered and case.spec.is_quorum:
+            return self._bid_of_quorum(case, bid)
         group = self.groups.get(record.id)
         if group is not None:
             return bid._replace(group=group.id, members=group.members, spares=group.spares)
@@ -262,6 +271,29 @@ class _Call:
         if record.phase == Phase.DEGRADED or record.vain_offers:
             return bid._replace(drawn=self._draw(bid, self._replacing(bid)), then_lowest=True)
         return bid
+
+    @cached_property
+    def _machines_of(self) -> dict[bytes, set[bytes]]:
+        """The machines of the call behind which a party is."""
+        found: dict[bytes, set[bytes]] = {}
+        for node in self.nodes.values():
+            for party in node.parties:
+                found.setdefault(party, set()).add(node.address)
+        return found
+
+    def _bid_of_quorum(self, case: Case, bid: Bid) -> Bid:
+        """Return the bid of a seat of a quorum: of other owners than its requester and its other seats (R113).
+
+        That of seat 0 takes the lowest ask. Machines of the others are drawn: two friends with the lowest asks
+        would have all seats.
+        """
+        parties, machines = seats_barred(self.scope.state, case.record)
+        barred = bid.barred.union(machines, *(self._machines_of.get(party, ()) for party in parties))
+        bid = bid._replace(barred=barred)
+        if not seat_number(self.scope.state, case.record.id) and not self._is_vain(case.record):
+            return bid
+        pool = self._candidates(bid)
+        return bid._replace(drawn=self._draw(bid, _without_dear(pool, self._weight)), then_lowest=True)
 
     def _lone_seat(self, group: bytes) -> LoneSeat:
         """Return what a group asks for any of its seats; those that lost their machines together are many."""

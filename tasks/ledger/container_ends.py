@@ -13,6 +13,7 @@ from tasks.ledger.meter_records import ContainerEnd, load_meter, save_meter
 from tasks.ledger.metering import SECONDS_METERED, pay_until, require_metered
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.progress import wind_up
+from tasks.ledger.quorums import end_seat
 
 __all__ = ["METER_EVENTS", "finish_container"]
 
@@ -33,12 +34,12 @@ def _check_idle(case: Case, part: ContainerPart, own_seconds: int) -> None:
 
 
 def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
-    """End a task whose container has ended, and pay what is left of its seconds (R96).
+    """End a task whose container has ended, and pay what is left of its seconds (R96); of a quorum see R115.
 
-    Raises KindMismatch, WrongPhase, MeterAhead, MeterMismatch.
+    Raises KindMismatch, WrongPhase, NotYours, MeterAhead, MeterMismatch.
     """
     part, record = require_metered(case), case.record
-    if record.phase != Phase.RUNNING:
+    if record.phase != Phase.RUNNING and not case.spec.is_quorum:
         raise WrongPhase(record.phase.name.lower())
     if end.kind == ExitKind.STOPPED and not record.ending:
         raise MeterMismatch("nobody has stopped the container: who cannot run it any more gives the task up")
@@ -46,13 +47,21 @@ def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
         _check_idle(case, part, own_seconds)
     if end.output_bytes > part.storage.output_bytes_max:
         raise MeterMismatch(f"{end.output_bytes} bytes of output, at most {part.storage.output_bytes_max}")
-    meter = pay_until(case, load_meter(case.state, record.id), own_seconds)
-    save_meter(case.state, record.id, meter._replace(end=end))
+    if case.spec.is_quorum:
+        end_seat(case, own_seconds, end)
+    else:
+        meter = pay_until(case, load_meter(case.state, record.id), own_seconds)
+        save_meter(case.state, record.id, meter._replace(end=end))
+        _wind_up(case, end)
     case.scope.emit(
         CONTAINER_ENDED(
             record.id, record.worker, end.kind, end.code, end.output or ZERO_HASH, end.logs or ZERO_HASH
         )
     )
+
+
+def _wind_up(case: Case, end: ContainerEnd) -> None:
+    record = case.record
     if record.ending == Phase.CANCELLED:
         wind_up(case, Phase.CANCELLED, Reason(record.ending_reason))
     elif end.kind == ExitKind.STOPPED:

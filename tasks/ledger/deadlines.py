@@ -15,6 +15,7 @@ __all__ = [
     "GROUP_SLOT",
     "MATCH_SLOT",
     "NODE_SLOT",
+    "QUORUM_SLOT",
     "RANKS",
     "SPONSOR_SLOT",
     "TASK_SLOT",
@@ -61,6 +62,8 @@ FIRST_GROUP_SLOT: Final = 2**32 - 10
 """The first look of a group for its machines."""
 FURTHER_GROUP_SLOT: Final = 2**32 - 11
 """A further look of a group."""
+QUORUM_SLOT: Final = 2**32 - 12
+"""A step of a quorum of machines that run one container."""
 _QUEUE_OF: Final = {
     TRIAL_DRAW_SLOT: 1 << 58,
     TRIAL_SLOT: 1 << 57,

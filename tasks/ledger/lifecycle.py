@@ -326,6 +326,18 @@ class Reason(IntEnum):
     """The container has run for as long as its task allows."""
     TAMPERED = 80
     """The machine itself has seen that somebody read or changed the memory or the files of the container."""
+    OUTPUT_SEALED = 70
+    """The container has ended, and its machine has sealed its output (R114)."""
+    OUTPUT_DIFFERS = 71
+    """Two other machines have left an output that is another one."""
+    NO_MAJORITY = 72
+    """No two machines have left the same output."""
+    NOT_REVEALED = 73
+    """The machine has sealed an output and has not shown it in time."""
+    SEAT_UNNEEDED = 74
+    """The quorum has ended without this machine."""
+    NO_PARTNER = 75
+    """The quorum lacks machines that could confirm an output."""
 
 
 def stage_of(phase: Phase) -> str:

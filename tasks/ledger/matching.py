@@ -39,6 +39,7 @@ __all__ = [
     "host_cores",
     "is_paused",
     "may_admit",
+    "parties_of",
     "race",
 ]
 
@@ -131,7 +132,7 @@ def _verifiers(
     ]
 
 
-def _parties_of(state: Reader, address: bytes) -> tuple[bytes, ...]:
+def parties_of(state: Reader, address: bytes) -> tuple[bytes, ...]:
     """Return an account, and who is behind it: the operator of its machine, and who bonds for that."""
     node = load_node(state, address)
     return (address,) if node is None else node.parties
@@ -171,7 +172,7 @@ class Checkers:
         known = self._has.get(requester)
         if known is not None:
             return known
-        theirs = self._without(_parties_of(self._state, requester))
+        theirs = self._without(parties_of(self._state, requester))
         of_worker, without = self._of_worker, self._without
 
         def has(worker: NodeRecord) -> bool:
@@ -197,7 +198,7 @@ class Checkers:
         def checkable(requester: bytes) -> int:
             found = known.get(requester)
             if found is None:
-                theirs = self._without(_parties_of(self._state, requester))
+                theirs = self._without(parties_of(self._state, requester))
                 found = known[requester] = sum(those for its, those in alike.items() if theirs & its)
             return found
 
@@ -236,7 +237,7 @@ def eligible_verifiers(
     ``used`` are machines and operators that were drawn before: neither they nor their machines are. Nor is a
     machine whose bond at height ``since`` did not suffice.
     """
-    barred = (*_parties_of(state, worker), *_parties_of(state, task.requester), *used)
+    barred = (*parties_of(state, worker), *parties_of(state, task.requester), *used)
     looked = candidates_in_turn(state, role, seed, CANDIDATES_LOOKED * parameters.candidates_max)
     stood = (node for node in looked if stake_as_of(node, since, parameters) >= parameters.node_bond_min)
     return [

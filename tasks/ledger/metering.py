@@ -22,6 +22,7 @@ __all__ = [
     "begin_meter",
     "check_proven",
     "meter_seconds",
+    "pay_held",
     "pay_until",
     "require_metered",
     "silent_for_ms",
@@ -58,14 +59,16 @@ def begin_meter(case: Case) -> None:
     """Begin to count: the container of a new machine runs from now on, and goes on from a checkpoint."""
     begin_run(case)
     meter = load_meter(case.state, case.record.id)
+    if case.spec.is_quorum:  # what an earlier machine metered is not paid: it has left no output
+        meter = meter._replace(seconds=0)
     save_meter(case.state, case.record.id, meter._replace(began_ms=case.now, own_seconds=0, stop_ms=0))
     _arm(case, stops=False)
 
 
-def pay_until(case: Case, meter: MeterRecord, own_seconds: int) -> MeterRecord:
+def pay_until(case: Case, meter: MeterRecord, own_seconds: int, *, is_held: bool = False) -> MeterRecord:
     """Pay the present machine up to ``own_seconds`` since it began; the meter is not written.
 
-    Raises MeterAhead, MeterMismatch.
+    What ``is_held`` is counted and not paid yet. Raises MeterAhead, MeterMismatch.
     """
     until_ms = min(case.now, meter.stop_ms) if meter.stop_ms else case.now
     allowed = max(0, until_ms - meter.began_ms) // 1000
@@ -79,9 +82,11 @@ def pay_until(case: Case, meter: MeterRecord, own_seconds: int) -> MeterRecord:
         raise MeterMismatch(f"{seconds} seconds more, the task has {left} left")
     if not seconds:
         return meter
-    waits = container_of(case.spec).checkpoint is not None
-    charge = pay_seconds(case, seconds, waits=waits)
-    count_seconds(case, seconds, charge if waits else 0)
+    charge = 0
+    if not is_held:
+        waits = container_of(case.spec).checkpoint is not None
+        charge = pay_seconds(case, seconds, waits=waits)
+        count_seconds(case, seconds, charge if waits else 0)
     meter = meter._replace(
         seconds=meter.seconds + seconds, paid=meter.paid + charge, own_seconds=own_seconds
     )  # fmt: skip
@@ -91,8 +96,18 @@ def pay_until(case: Case, meter: MeterRecord, own_seconds: int) -> MeterRecord:
     return meter
 
 
+def pay_held(case: Case, seconds: int) -> None:
+    """Pay the present machine of a task for ``seconds`` that were counted and not paid (R116)."""
+    if not seconds:
+        return
+    record, meter = case.record, load_meter(case.state, case.record.id)
+    charge = pay_seconds(case, seconds, waits=False)
+    save_meter(case.state, record.id, meter._replace(paid=meter.paid + charge))
+    case.scope.emit(SECONDS_METERED(record.id, record.worker, 0, meter.seconds, charge))
+
+
 def meter_seconds(case: Case, own_seconds: int) -> None:
-    """Count and pay whole ticks since the container's start (R94).
+    """Count and pay whole ticks since the container's start (R94). Those of a quorum wait for its end (R116).
 
     With the last of them its time is used up: it ends within the grace.
     Raises KindMismatch, WrongPhase, MeterAhead, MeterMismatch.
@@ -107,7 +122,7 @@ def meter_seconds(case: Case, own_seconds: int) -> None:
         raise MeterMismatch(f"{meter.own_seconds} seconds are metered already")
     if (own_seconds - meter.own_seconds) % case.spec.tick_s:
         raise MeterMismatch(f"whole ticks of {case.spec.tick_s} seconds expected")
-    meter = pay_until(case, meter, own_seconds)
+    meter = pay_until(case, meter, own_seconds, is_held=case.spec.is_quorum)
     is_used_up = meter.seconds == case.spec.schedule.total_steps
     if is_used_up:
         meter = meter._replace(stop_ms=case.now)

@@ -30,6 +30,7 @@ from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, 
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
 from tasks.ledger.questions import QuestionOf, question_of
+from tasks.ledger.quorum_records import follow_quorum_seat
 from tasks.ledger.records import (
     LEDGER_ADDRESS,
     HistoryEntry,
@@ -244,6 +245,8 @@ class Case:
                 state.delete(by_phase_key(before.phase, before.created_ms, before.id))
             state.put(by_phase_key(record.phase, record.created_ms, record.id), b"\x01")
         save_task(state, record)
+        if record.is_metered and before is not None:
+            follow_quorum_seat(state, before, record, self.now)
         if record.group:
             follow_seat(state, before, record, self.scope.block, self.scope.emit)
         self._before = record

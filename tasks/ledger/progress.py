@@ -22,10 +22,11 @@ from tasks.ledger.group_records import GroupPhase, group_of_task, is_spare, load
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.meter_records import load_meter
-from tasks.ledger.metering import silent_for_ms, stop_container
+from tasks.ledger.metering import pay_held, silent_for_ms, stop_container
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import parked_for, wake_order
+from tasks.ledger.quorum_records import QuorumPhase, find_quorum
 from tasks.ledger.records import (
     JobReport,
     by_duty_key,
@@ -446,6 +447,8 @@ def part_silently(case: Case, reason: Reason) -> None:
         if record.attempts > container_of(case.spec).metering.retries:
             wind_up(case, Phase.FAILED, reason)
             return
+    elif record.ending == Phase.CANCELLED and case.spec.is_quorum:  # at level 0 it was paid tick by tick
+        pay_held(case, load_meter(case.state, record.id).own_seconds)
     else:
         pay_what_waits(case)  # it was stopped: nobody does anything of it again
     lose_worker(case, reason)
@@ -501,7 +504,7 @@ def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
 def finish(case: Case, *, pays_holds: bool = True) -> None:
     """End the task if all its windows are settled."""
     record = case.record
-    if record.phase != Phase.VERIFYING or record.open_windows:
+    if record.phase != Phase.VERIFYING or record.open_windows or _waits_for_quorum(case):
         return
     if record.ending:
         ending, reason = Phase(record.ending), Reason(record.ending_reason)
@@ -519,6 +522,12 @@ def finish(case: Case, *, pays_holds: bool = True) -> None:
         case.state.delete(by_duty_key(record.worker, record.id))
     case.advance(_END_EVENTS[ending], reason)
     arm_ended(case)
+
+
+def _waits_for_quorum(case: Case) -> bool:
+    """Tell whether a task is a seat of a quorum that has not ended: all its tasks end with it (R113)."""
+    quorum = find_quorum(case.state, case.record.id) if case.record.is_metered else None
+    return quorum is not None and quorum.phase != QuorumPhase.ENDED
 
 
 def arm_ended(case: Case) -> None:

@@ -16,6 +16,7 @@ from tasks.ledger.disputes import DisputePhase, DisputeRecord, load_dispute, loa
 from tasks.ledger.dockets import player_of
 from tasks.ledger.lifecycle import Phase, WindowPhase
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.quorum_records import SEATS, QuorumPhase, SeatState, load_quorum, quorum_of, seat_number
 from tasks.ledger.records import (
     HistoryEntry,
     JobReport,
@@ -119,6 +120,10 @@ class Action(Enum):
     """Serve what a jury could not fetch, and say so."""
     PLAY = "play"
     """Make the move that is due in a dispute, or resume it."""
+    WAIT = "wait"
+    """Keep what was sealed of a container: the machines of its quorum are not ready (R114)."""
+    SHOW = "show"
+    """Say how the container ended: its result is that of the majority of its quorum (R115)."""
 
 
 class WorkDuty(NamedTuple):
@@ -262,8 +267,9 @@ def bill(state: Reader, escrow_id: bytes) -> Bill:
 
 
 def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
-    """Return what creating ``spec`` would lock."""
-    return budget_of(spec, parameters)
+    """Return what creating ``spec`` would lock: of a quorum for all its machines."""
+    budget = budget_of(spec, parameters)
+    return Budget(*[SEATS * amount for amount in budget]) if spec.is_quorum else budget
 
 
 def quote_checks(spec: JobSpec, base_fee: int, parameters: TaskParameters) -> CheckQuote:
@@ -314,7 +320,7 @@ def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> lis
 
 def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[WorkDuty]:
     if task.is_metered:
-        return _container_work(task)
+        return _container_work(state, task)
     number = task.next_window
     held, spec = _held_bond(state, task), load_spec(state, task.id)
     charge = work_price(spec.window_units(min(number, spec.windows - 1)), task.price_per_tera_unit)
@@ -341,11 +347,26 @@ _CONTAINER_ACTIONS: Final = {
 }  # fmt: skip
 
 
-def _container_work(task: TaskRecord) -> list[WorkDuty]:
+def _container_work(state: Reader, task: TaskRecord) -> list[WorkDuty]:
     action, nothing = _CONTAINER_ACTIONS.get(task.phase), bytes(HASH_BYTES)
+    deadline_ms = task.deadline_ms
+    if task.phase is Phase.OUTPUT:
+        action, deadline_ms = _quorum_work(state, task)
     if action is None:
         return []
-    return [WorkDuty(task.id, action, 0, task.deadline_ms, 0, nothing, nothing, (), False)]
+    return [WorkDuty(task.id, action, 0, deadline_ms, 0, nothing, nothing, (), False)]
+
+
+def _quorum_work(state: Reader, task: TaskRecord) -> tuple[Action, int]:
+    """Return what a quorum asks of a machine that has sealed, and until when."""
+    quorum = load_quorum(state, quorum_of(state, task.id))
+    seat = quorum.seats[seat_number(state, task.id)]
+    if quorum.phase is QuorumPhase.REVEALING and seat.state is SeatState.SEALED:
+        return Action.REVEAL, quorum.until_ms
+    is_asked = quorum.phase is QuorumPhase.SHOWING and seat.state is SeatState.REVEALED and seat.seal
+    if is_asked and seat.result == quorum.result:
+        return Action.SHOW, quorum.until_ms
+    return Action.WAIT, 0
 
 
 def _held_bond(state: Reader, task: TaskRecord) -> int:

@@ -26,6 +26,7 @@ from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
 from tasks.ledger.matching import host_cores, is_paused
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
     NodeRecord,
     NodeRole,
@@ -408,6 +409,12 @@ def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         return [Objection("no_machine", "no machine for compute is registered")]
     if not outlook.is_whole or not outlook.capable:
         return []
+    if spec.is_quorum and outlook.affordable < SEATS:
+        text = (
+            f"{SEATS_FIRST} machines of different owners run it, and another one if they differ; of those that "
+            f"could, {outlook.affordable} ask what it pays"
+        )
+        return [Objection("few_machines", text)]
     if not outlook.affordable:
         text = (
             f"its highest price, {format_amount(spec.max_price_per_tera_unit)} per 10^12 work units, is below "

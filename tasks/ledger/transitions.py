@@ -72,6 +72,8 @@ from tasks.ledger.progress import (
 )
 from tasks.ledger.proving import submit_window
 from tasks.ledger.questions import QuestionOf, question_of
+from tasks.ledger.quorum_transitions import quorum_rules
+from tasks.ledger.quorums import begin_quorum, cancel_quorum, quorum_budget
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_to_value
 from tasks.ledger.serving_transitions import serving_rules
 from tasks.ledger.settlement import (
@@ -256,14 +258,15 @@ class _Market:
     # Requester
 
     def budget(self, task: NewTask) -> int:
-        return budget_of(task.spec, self._parameters).total
+        return quorum_budget(task.spec, budget_of(task.spec, self._parameters))
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
         check_affordable(task.spec, self._parameters)
         check_measured(task.spec, self._parameters)
         task.spec.plan().check()  # a job that could leave the exact range is refused here, where it is paid for
         task_id, budget = task_id_of(context.sender, context.nonce), budget_of(task.spec, self._parameters)
-        case = begin_task(self.scope(state, context), task_id, context.sender, task.spec, task.raw, budget)
+        begin = begin_quorum if task.spec.is_quorum else begin_task
+        case = begin(self.scope(state, context), task_id, context.sender, task.spec, task.raw, budget)
         search(case)
         case.save()
 
@@ -278,7 +281,10 @@ class _Market:
         record = case.record
         if record.group and (record.phase == Phase.MATCHING or is_spare(state, record)):
             raise WrongPhase("a part of its group alone")
-        cancel_work(case, Reason.REQUESTER_CANCELLED)
+        if record.is_metered and case.spec.is_quorum:
+            cancel_quorum(case)
+        else:
+            cancel_work(case, Reason.REQUESTER_CANCELLED)
         case.save()
 
     def top_up(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
@@ -453,6 +459,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
     proven = market.proven_case
     of_case = *claim_rules(proven), *dispute_rules(proven), *custody_rules(proven), *serving_rules(proven)
     of_case += *metering_rules(market.case), *checkpoint_rules(market.case), *tamper_rules(market.case)
+    of_case += quorum_rules(market.case)
     of_groups = group_rules(parameters, market.scope)
     others = *bond_rules(parameters), *of_case, *trial_rules(parameters), *of_groups
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)

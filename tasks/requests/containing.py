@@ -18,6 +18,8 @@ from tasks.kinds.container import (
     GRACE_S_MIN,
     IDLE_S_MAX,
     KIND_CONTAINER,
+    LEVEL_METERED,
+    LEVEL_QUORUM,
     MEMORY_MIB_MIN,
     METER_PROGRESS,
     METER_RESERVED,
@@ -45,7 +47,7 @@ _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
-    "checkpoint", "interruptible",
+    "checkpoint", "interruptible", "deterministic",
     "idle_minutes", "progress_pattern",
 )  # fmt: skip
 RATE_DEFAULT: Final = 10**10
@@ -65,7 +67,10 @@ class MountRequest(NamedTuple):
 
 
 class ContainerSettings(NamedTuple):
-    """What is reserved and for how long: ``ticks`` of ``tick_s`` seconds. ``rate`` is that of one GPU or core."""
+    """What is reserved and for how long: ``ticks`` of ``tick_s`` seconds. ``rate`` is that of one GPU or core.
+
+    At ``level`` 1 several machines run it.
+    """
 
     cores: int
     memory_mib: int
@@ -73,6 +78,7 @@ class ContainerSettings(NamedTuple):
     rate: int
     ticks: int
     tick_s: int
+    level: int = LEVEL_METERED
 
 
 class ContainerRequest(NamedTuple):
@@ -135,9 +141,22 @@ def containing_of(fields: JobFields) -> ContainerRequest:
     settings = ContainerSettings(
         part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
         _bounded(fields, "gpus", 0, 0, GPUS_MAX), _rate(fields), _ticks(fields, tick_s), tick_s,
+        _level(fields, output),
     )  # fmt: skip
     _check(fields, part, mounts)
     return ContainerRequest(fields.file, part, mounts, settings)
+
+
+def _level(fields: JobFields, output: str) -> int:
+    """Return the level of assurance: 1 for an image that is declared deterministic."""
+    value = fields.value("deterministic") if fields.has("deterministic") else False
+    if type(value) is not bool:
+        raise fields.wrong("deterministic", "deterministic: true or false expected")
+    if not value:
+        return LEVEL_METERED
+    if not output:
+        raise fields.wrong("deterministic", "deterministic: an output folder is needed: what is in it is compared")
+    return LEVEL_QUORUM
 
 
 def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, ...]) -> None:

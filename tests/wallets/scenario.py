@@ -75,6 +75,7 @@ WITHOUT_CONTAINER: Final = {
     "checkpointTask": ("60", NOWHERE, "9"), "missCheckpoint": (NOWHERE,), "meterTask": ("60",),
     "finishTask": ("60", "0x" + encode([1, 0, b"", 0, b"", 0]).hex()),
     "reportTampering": ("1",),
+    "sealOutput": ("60", NOWHERE), "revealOutput": (NOWHERE, NOWHERE),
 }  # fmt: skip
 """Arguments after task of functions for containers, of which this network runs none."""
 KIND_FIRST: Final = frozenset({"reportTampering"})

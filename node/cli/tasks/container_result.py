@@ -13,11 +13,12 @@ from node.cli.blobs import download_folder, show_progress
 from node.cli.output import counted, show, show_amount, show_fields
 from node.cli.session import Session
 from node.cli.tasks.storing import put_result
-from node.cli.tasks.told import UNPROVEN
+from node.cli.tasks.told import COMPARED, UNPROVEN
 from node.cli.tasks.watch import say
 from node.cli.terminal import printable
 from rpc.client import Client
 from rpc.client.core import hexed
+from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = ["show_container"]
@@ -64,6 +65,8 @@ def show_container(
         "task": hexed(task), "phase": found.phase, "reason": found.reason, "proved": False, "exit": found.kind,
         "code": found.code, "seconds": found.seconds, "paid": str(found.paid),
         "files": found.files if out is not None else None,
+        "agreed": [format_address(machine) for machine in found.agreed],
+        "differed": [format_address(machine) for machine in found.differed],
         **({} if log is None else {"folder": str(out), "log": str(log)}), **stored,
     }  # fmt: skip
     if as_json:
@@ -74,7 +77,12 @@ def show_container(
             f"{run.worker}: {counted(run.seconds, 'second')}, {run.lost} lost and not paid"
             for run in found.machines
         )
-    answer |= {"proved": UNPROVEN, "seconds": counted(found.seconds, "second"), "paid": show_amount(found.paid)}
+    answer |= {name: ", ".join(answer[name]) or None for name in ("agreed", "differed")}
+    answer |= {
+        "proved": COMPARED if found.agreed else UNPROVEN,
+        "seconds": counted(found.seconds, "second"),
+        "paid": show_amount(found.paid),
+    }
     show_fields(
         {name: value for name, value in answer.items() if value is not None}, as_json=False, title="Result"
     )

@@ -55,6 +55,7 @@ from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.evaluations import least_steps
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
+from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.screening import dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.requests.terms import Terms
@@ -359,11 +360,28 @@ def _least_lines(job: JobSpec) -> dict[str, str]:
 
 def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
     """Return what the time of a container costs."""
+    if job.is_quorum:
+        each = amounts.price // SEATS
+        return {
+            "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')} on each machine",
+            "a machine, at the price limit": show_amount(each),
+            "machines": f"{SEATS_FIRST} that agree are paid; if the first {SEATS_FIRST} differ, one more runs it",
+            "to expect, at most": show_amount(SEATS_FIRST * each),
+            "if no two agree": f"a quarter of the shortest time for each of {SEATS}, and there is no output",
+        }
     return {
         "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
         "all of it, at the price limit": show_amount(amounts.price),
         "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
     }
+
+
+def _size(spec: JobSpec) -> str:
+    """Return how much a job is, and of a container what stands for it."""
+    if not spec.is_metered:
+        return f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
+    how = f"on {SEATS_FIRST} or {SEATS} machines that must agree" if spec.is_quorum else "nothing of it proven"
+    return f"a container for {show_span(1000 * spec.schedule.total_steps)} at most, {how}"
 
 
 def _terms(recipe: _Recipe) -> tuple[object, ...]:
@@ -615,11 +633,8 @@ def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wa
 
 def _told_before(spec: JobSpec, locked: int, members: int) -> dict[str, str]:
     """Return what the owner is told of a task before it is signed."""
-    size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
-    if spec.is_metered:
-        size = f"a container for {show_span(1000 * spec.schedule.total_steps)} at most, nothing of it proven"
     return {
-        "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {size}",
+        "does": f"posts {'a task' if members == 1 else f'a group of {members} tasks'}: {_size(spec)}",
         "locks": f"{show_amount(locked)}; what is not used comes back",
         "price": f"at most {show_amount(spec.max_price_per_tera_unit)} {PER_TERA_UNIT}",
     }

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from tasks.models.training import TrainingJob
 
 __all__ = [
-    "UNPROVEN", "decoding_told", "told_container", "told_container_part", "told_embedding", "told_evaluating",
-    "told_generating", "told_job", "told_training", "told_tuning",
+    "COMPARED", "UNPROVEN", "decoding_told", "told_container", "told_container_part", "told_embedding",
+    "told_evaluating", "told_generating", "told_job", "told_training", "told_tuning",
 ]  # fmt: skip
 
+COMPARED: Final = (
+    "1: machines of different owners run it, and what two of them left counts; the others are not paid"
+)
 UNPROVEN: Final = "none: nobody checks what the machine runs; you pay for seconds, and stop it"
 
 
@@ -104,7 +107,7 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
 
 def told_container(job: ContainerJob) -> Mapping[str, str]:
     """Return what is run, and what an hour of it costs at most."""
-    return {"assurance": UNPROVEN, **told_container_part(job.spec)}
+    return {"assurance": COMPARED if job.spec.is_quorum else UNPROVEN, **told_container_part(job.spec)}
 
 
 def told_container_part(spec: JobSpec) -> Mapping[str, str]:

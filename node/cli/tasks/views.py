@@ -15,7 +15,7 @@ from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
 from node.cli.tasks.container_live import told_view, view_of
 from node.cli.tasks.group import group_bill, show_group
-from node.cli.tasks.told import UNPROVEN, decoding_told
+from node.cli.tasks.told import COMPARED, UNPROVEN, decoding_told
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
 from node.market.posting import next_of
@@ -167,6 +167,9 @@ def _progress(record: Mapping[str, Any]) -> dict[str, str]:
             **_ended_early(record),
             "state root": record["final_root"] or record["state_root"],
         }
+    quorum = record.get("quorum")
+    if quorum is not None:
+        return _quorum(record, quorum)
     found = {
         "assurance": UNPROVEN,
         "metered": f"{counted(meter['seconds'], 'second')} of {record['spec']['schedule']['total_steps']}, "
@@ -190,6 +193,24 @@ def _ended_early(record: Mapping[str, Any]) -> dict[str, str]:
     if not patience or record["windows"] == planned or record["phase"] not in ("output", "verifying", "settled"):
         return {}
     return {"ended early": f"of {planned} windows; {counted(patience, 'evaluation')} brought no lower loss"}
+
+
+def _quorum(record: Mapping[str, Any], quorum: Mapping[str, Any]) -> dict[str, str]:
+    """Return how far the machines of a quorum are, and which of them agree."""
+    most = record["spec"]["schedule"]["total_steps"]
+    found = {
+        "assurance": COMPARED,
+        "quorum": f"{quorum['phase']}" + (f" ({quorum['reason'].replace('_', ' ')})" if quorum["reason"] else ""),
+    }
+    for seat in quorum["seats"]:
+        if seat["state"] == "idle":
+            continue
+        result = f", result {seat['result'][:12]}" if seat["result"] else ""
+        who, seconds = seat["worker"] or "none yet", counted(seat["seconds"], "second")
+        found[f"machine {seat['seat'] + 1}"] = (
+            f"{seat['state']}{result}: {who}, {seconds} of {most}, paid {show_amount(int(seat['paid']))}"
+        )
+    return found
 
 
 def _machines(meter: Mapping[str, Any]) -> dict[str, str]:

@@ -50,6 +50,7 @@ from tests.fuzz.targets.base import Target, canonical
 
 OUTPUT_BYTES = 1 << 16
 END = ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"", 0, b"")
+NOTES = ContainerNote(), ContainerNote(60, 5, END), ContainerNote(60, 5, END, b"s" * 32)
 LOG = b"\x01\0\0\0\0\0\0\x05begun\x02\0\0\0\0\0\0\x06failed"
 LOGINS = b'{"auths": {"registry.test:5000": {"auth": "a2VlcGVyOmNvcnJlY3QgaG9yc2U="}}}'
 ENTRIES = (LogEntry(1, 1, b"begun\n"), LogEntry(2, 2, b""))
@@ -97,7 +98,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "note of a container", Target(
         canonical(decode_container_note, encode_container_note),
-        tuple(encode_container_note(note) for note in (ContainerNote(), ContainerNote(60, 5, END))),
+        tuple(encode_container_note(note) for note in NOTES),
         ("node.market.container_files:decode_container_note",),
     )  # fmt: skip
     yield "note of a checkpoint", Target(

@@ -65,6 +65,7 @@ from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
+from tasks.ledger.quorum_transitions import REVEAL_OUTPUT, SEAL_OUTPUT
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.serving_transitions import SERVE_WINDOW
@@ -108,7 +109,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
-from tests.tasks import containers, groups
+from tests.tasks import containers, groups, quorums
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.ledger.test_trials import TRIALS, play_trials
@@ -212,6 +213,8 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     ),
     MISS_CHECKPOINT: st.builds(lambda task, blob: [task, blob], hashes, hashes),
     REPORT_TAMPERING: st.builds(lambda task, sign: [task, sign], hashes, st.integers(1, 8)),
+    SEAL_OUTPUT: st.builds(lambda task, seconds: [task, seconds, task], hashes, st.integers(0, SECONDS_MAX)),
+    REVEAL_OUTPUT: st.builds(lambda task, salt: [task, task, salt], hashes, hashes),
     SERVE_WINDOW: st.builds(lambda task, window: [task, window], hashes, windows),
     CREATE_GROUP: st.builds(
         lambda match_ms, members: [encode_spec(spec(match_ms=match_ms)), members, 1],
@@ -531,6 +534,11 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     containers.host(world, 79)
     held, hosted = containers.started(world)
     assert world.send(hosted, REPORT_TAMPERING, [held, 5]) is None
+    hosted = containers.host(world, 80)
+    twin = containers.host(world, 81)
+    quorums.Play(world=world, at_work={hosted: quorums.Hand(), twin: quorums.Hand()}).play()
+    for host in (hosted, twin):
+        assert world.send(host, SUSPEND_NODE, []) is None
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

@@ -49,6 +49,7 @@ from tasks.ledger import (
     dispute_transitions,
     group_transitions,
     metering_transitions,
+    quorum_transitions,
     serving_transitions,
     tampering,
     transitions,
@@ -99,7 +100,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tasks.trials import LINKS_MAX, SAMPLES_MAX, ShownLink, shown_to_value
 from tests.ethereum import sign_dynamic
-from tests.tasks import containers, groups
+from tests.tasks import containers, groups, quorums
 from tests.tasks.generated import generated
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
@@ -266,6 +267,10 @@ def largest(kind: int) -> list[Value]:
             return [task, SECONDS_MAX, h, CHECKPOINT_BYTES_MAX]
         case checkpoint_transitions.MISS_CHECKPOINT:
             return [task, h]
+        case quorum_transitions.SEAL_OUTPUT:
+            return [task, SECONDS_MAX, h]
+        case quorum_transitions.REVEAL_OUTPUT:
+            return [task, h, h]
         case _:
             return [task, amount]
 
@@ -334,11 +339,24 @@ def play_containers() -> None:
     assert world.send(worker, tampering.REPORT_TAMPERING, [task, 1]) is None
 
 
+def play_quorums() -> None:
+    """Machines of a quorum agree, one differs, all differ, and a requester cancels."""
+    hands = quorums.Hand(), quorums.Hand(b"other"), quorums.Hand(b"third")
+    for machines in ((hands[0],) * 2, (hands[0], hands[1], hands[0]), hands):
+        quorums.Play(*machines).play()
+    play = quorums.Play(quorums.Hand(run_s=10), quorums.Hand(run_s=10**6))
+    task = play.create()
+    play.run_until(lambda: play.quorum.seats[0].seal != b"")
+    assert play.world.send(REQUESTER, transitions.CANCEL_TASK, [task]) is None
+    play.run()
+
+
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
     play_trials()
     play_groups()
     play_containers()
+    play_quorums()
     for seed in range(6):
         play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind
