@@ -10,7 +10,7 @@ import pytest
 
 from node.cli.jobs import spec_from_json
 from node.cli.tasks.job_file import read_job
-from node.cli.tasks.told import UNPROVEN, told_job
+from node.cli.tasks.told import COMPARED, UNPROVEN, told_job
 from node.cli.tasks.views import _job, _progress
 from node.cli.templates import template
 from rpc.client.containers import ContainerJob
@@ -77,6 +77,16 @@ def test_a_file_describes_a_container(folder: Path) -> None:
     assert any("public" in note for note in job.notes)
 
 
+def test_a_deterministic_container_runs_on_machines_that_are_compared(folder: Path) -> None:
+    job = made(folder, FILE + "deterministic: true\n")
+    assert (job.spec.level, made(folder, FILE + "deterministic: false\n").spec.level) == (1, 0)
+    assert decode_spec(encode_spec(job.spec)) == job.spec == spec_from_json(spec_to_json(job.spec))
+    assert told_job(job)["assurance"] == COMPARED
+    assert any("two machines of different owners" in note for note in job.notes)
+    with pytest.raises(RequestInvalid, match="an output folder is needed"):
+        made(folder, FILE.replace("output: /output\noutput_mib: 2\n", "") + "deterministic: true\n")
+
+
 def test_its_mounts_are_the_blobs_that_are_uploaded(folder: Path, tmp_path: Path) -> None:
     job = made(folder)
     mounts = container_of(job.spec).storage.mounts
@@ -116,6 +126,7 @@ def test_a_person_is_told_that_nothing_is_proven_and_what_an_hour_costs(folder: 
         ("minutes: 5", "hours: 2000", "hours: a number above 0 expected, 720", 11),
         ("tick_s: 30", "tick_s: 5", "tick_s: a whole number of 10 or more", 12),
         ("cores: 2", "core: 2", "did you mean cores", 13),
+        ("cores: 2", "deterministic: 1", "deterministic: true or false", 13),
         ("gpus: 1", "gpus: 99", "gpus:", 14),
         ("rate: 7000000000", "rate: 0", "rate: work units", 15),
         ("  - {source: data, path: /data}", "  - {source: data}", "mounts: a list of", 6),

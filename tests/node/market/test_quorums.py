@@ -114,6 +114,12 @@ class Hosts:
         assert blobs is not None
         return blobs.read(name)
 
+    def left(self) -> list[str]:
+        """Return containers and disks that are still there."""
+        names = self.lent.engine.docker("ps", "--all", "--format", "{{.Names}}").split()
+        folders = [machine.home.jobs.parent / "containers" for machine in self.machines]
+        return names + [str(disk) for folder in folders for disk in folder.glob("*/disk.img")]
+
     def has_lied(self) -> None:
         """Have the first machine change what its containers left, as a node with other code would."""
         duties = self.machines[0].duties
@@ -163,6 +169,7 @@ async def test_the_requester_gets_the_right_output_and_the_liar_is_not_paid(
         counted = [machine.duties.containers for machine in hosts.machines if machine.duties is not None]
         assert [one.agreed for one in counted if one is not None][:1] == [0]
         assert sum(one.sealed for one in counted if one is not None) == 2  # the third came after the results
+        await world.mint_until(lambda: not hosts.left(), timeout_s=60)
         nursery.cancel_scope.cancel()
 
 

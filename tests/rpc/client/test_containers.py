@@ -116,3 +116,55 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_a_task_of_another_kind_is_none(tmp_path: Path) -> None:
     with pytest.raises(NoResult, match="of kind train"):
         asked(world(None, job=spec()), tmp_path)
+
+
+def quorum_of(*states: str, reason: str = "container_exited") -> dict[str, Any]:
+    return {
+        "phase": "ended", "reason": reason,
+        "seats": [
+            {
+                "seat": at, "task": "0x" + bytes([at] * 32).hex() if at else "0x" + TASK.hex(), "state": state,
+                "worker": "0x" + bytes([at + 1] * 20).hex(), "seconds": 30, "paid": "7",
+            }
+            for at, state in enumerate(states)
+        ],
+    }  # fmt: skip
+
+
+def test_the_result_of_a_quorum_is_that_of_a_machine_that_agrees(tmp_path: Path) -> None:
+    """The first machine lied: the output is that of the second, and both sides are named."""
+    output = packed(tmp_path)
+    made = world(ended(output), output, LOGS)
+    plain, asked_for = made.all[0].answer, list[str]()
+
+    def answer(method: str, params: Any) -> Any:
+        found = plain(method, params)
+        if method == "dekube_getTask":
+            asked_for.append(params["task"])
+            if params["task"] == "0x" + TASK.hex():
+                found["task"]["meter"]["exit"] = None
+                found["task"]["quorum"] = quorum_of("differed", "agreed", "agreed")
+        return found
+
+    made.all[0].answer = answer
+    found = asked(made, tmp_path, tmp_path / "out")
+    assert asked_for == ["0x" + TASK.hex(), "0x" + (b"\x01" * 32).hex()]
+    assert (found.task, found.kind, found.code, found.files) == (TASK, "exited", 0, 1)
+    assert (found.seconds, found.paid) == (90, 21)
+    assert found.agreed == (b"\x02" * 20, b"\x03" * 20) and found.differed == (b"\x01" * 20,)
+
+
+def test_machines_that_do_not_agree_leave_no_output(tmp_path: Path) -> None:
+    made = world(None)
+    plain = made.all[0].answer
+
+    def answer(method: str, params: Any) -> Any:
+        found = plain(method, params)
+        if method == "dekube_getTask":
+            found["task"]["quorum"] = quorum_of("differed", "differed", "differed", reason="no_majority")
+        return found
+
+    made.all[0].answer = answer
+    with pytest.raises(NoResult, match="do not agree"):
+        asked(made, tmp_path, tmp_path / "out")
+    assert asked(made, tmp_path).differed == tuple(bytes([at] * 20) for at in (1, 2, 3))
