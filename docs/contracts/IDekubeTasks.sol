@@ -454,6 +454,25 @@ interface IDekubeTasks {
     /// @param seat Number of the seat; members first, then spares.
     event GroupSeat(bytes32 indexed group, bytes32 indexed task, uint256 seat);
 
+    /// @notice A machine of a quorum has opened its seal.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param result Hash of how its container ended and what it left.
+    event OutputRevealed(bytes32 indexed task, address indexed worker, bytes32 result);
+
+    /// @notice A machine of a quorum has sealed what its container left.
+    /// @param task Id of the task.
+    /// @param worker Machine that does the task; zero where there is none.
+    /// @param seal Hash over the result and a salt.
+    event OutputSealed(bytes32 indexed task, address indexed worker, bytes32 seal);
+
+    /// @notice A quorum of machines that run one container has moved on.
+    /// @param quorum Id of the task of its first seat.
+    /// @param before The phase before, numbered alike.
+    /// @param phase 1 running, 2 revealing, 3 third, 4 showing, 5 stopping, 6 ended.
+    /// @param result Result of most of them; zero: none yet.
+    event QuorumPhase(bytes32 indexed quorum, uint256 before, uint256 phase, bytes32 result);
+
     /// @notice A drawn machine left its seat of a window; another is drawn.
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.

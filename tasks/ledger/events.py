@@ -20,6 +20,7 @@ from tasks.ledger import (
     group_records,
     metering,
     open_task,
+    quorum_records,
     registry,
     tampering,
     trials,
@@ -29,7 +30,7 @@ __all__ = ["EVENTS", "collect"]
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
     staking, epochs, slashing, bonds, carriage, checkpoints, claims, container_ends, custody, dockets,
-    group_records, metering, open_task, registry, tampering, trials, escrow,
+    group_records, metering, open_task, quorum_records, registry, tampering, trials, escrow,
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from tasks.ledger import (
     disputes,
     group_records,
     meter_records,
+    quorum_records,
     records,
     registration,
     registry,
@@ -295,6 +296,28 @@ def state_records(
             ),
             lambda state: checkpoint_records.load_checkpoints(state, TASK),
             ("tasks.ledger.checkpoint_records:load_checkpoints",),
+        ),
+        "quorum of a container": StateRecord(
+            lambda state: quorum_records.save_quorum(
+                state,
+                quorum_records.QuorumRecord(
+                    TASK,
+                    quorum_records.QuorumPhase.SHOWING,
+                    5_000,
+                    9_000,
+                    0,
+                    0,
+                    b"r" * 32,
+                    tuple(
+                        quorum_records.QuorumSeat(
+                            quorum_records.SeatState.REVEALED, bytes([at]) * 20, b"s" * 32, b"r" * 32, 605
+                        )
+                        for at in range(quorum_records.SEATS)
+                    ),
+                ),
+            ),
+            lambda state: quorum_records.load_quorum(state, TASK),
+            ("tasks.ledger.quorum_records:load_quorum",),
         ),
         "prices of calls": StateRecord(
             lambda state: state.put(

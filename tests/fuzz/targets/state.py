@@ -283,6 +283,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             "tasks.ledger.checkpoint_transitions:_decode_missed",
             "tasks.ledger.tampering:_decode",
             "tasks.ledger.metering_transitions:_decode_meter", "tasks.ledger.metering_transitions:_decode_finish",
+            "tasks.ledger.quorum_transitions:_decode_seal", "tasks.ledger.quorum_transitions:_decode_reveal",
             "tasks.trials:shown_from_value",
             "tasks.ledger.claim_transitions:_decode_input",
             "tasks.ledger.claim_transitions:_decode_diverged",
