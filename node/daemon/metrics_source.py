@@ -6,6 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from node.daemon.running import RunningNode
+from node.market.containers import Containers
 
 __all__ = ["NodeMetricsSource"]
 
@@ -54,16 +55,7 @@ class NodeMetricsSource:
                 node.clocks.estimate().own_ahead_ms / 1000,
             ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
-            (
-                "dekube_container_outputs_sealed",
-                "Results of containers that were sealed for a comparison since the start",
-                0 if (containers := node.duties.containers) is None else containers.sealed,
-            ),
-            (
-                "dekube_container_outputs_agreed",
-                "Results of containers since the start that another machine had as well",
-                0 if containers is None else containers.agreed,
-            ),
+            *_compared(node.duties.containers),
             ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
             (
                 "dekube_parked_tasks",
@@ -148,3 +140,20 @@ def _containers(node: RunningNode) -> list[Metric]:
     for result, count in node.duties.views.counts.items():
         views.add_metric([result], count)
     return [*families, views]
+
+
+def _compared(containers: Containers | None) -> tuple[tuple[str, str, float], ...]:
+    """Return how many results of containers were sealed for a comparison, and how many of them agreed."""
+    sealed, agreed = (0, 0) if containers is None else (containers.sealed, containers.agreed)
+    return (
+        (
+            "dekube_container_outputs_sealed",
+            "Results of containers that were sealed for a comparison since the start",
+            sealed,
+        ),
+        (
+            "dekube_container_outputs_agreed",
+            "Results of containers since the start that another machine had as well",
+            agreed,
+        ),
+    )
