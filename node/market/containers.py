@@ -217,8 +217,7 @@ class Containers:
                     await self._prepare(task, spec, duty)
                 case Action.METER:
                     await self._run(task, spec)
-                    if not spec.is_quorum:
-                        return
+                    return
                 case Action.REVEAL:
                     await self._reveal(task)
                 case Action.SHOW:
