@@ -25,6 +25,7 @@ from tasks.kinds.container import (
     Mount,
     MountForm,
     Process,
+    SealTerms,
     Storage,
 )
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
@@ -276,6 +277,17 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
             _text(metering["pattern"], "metering.pattern"),
         ),
         None if top["checkpoint"] is None else _stored(top), _number(top["interruptible"], "interruptible"),
+        None if top["sealed"] is None else _sealed(top),
+    )  # fmt: skip
+
+
+def _sealed(top: Mapping[str, Any]) -> SealTerms:
+    terms = _fields(top["sealed"], "sealed", set(SealTerms._fields))
+    return SealTerms(
+        _hash(terms["salt"], "sealed.salt"), _hash(terms["key_hash"], "sealed.key_hash"),
+        _hash(terms["results_key"], "sealed.results_key"),
+        _number(terms["is_private"], "sealed.is_private"), _hash(terms["blob"], "sealed.blob"),
+        _number(terms["size_bytes"], "sealed.size_bytes"),
     )  # fmt: skip
 
 
@@ -290,7 +302,7 @@ def _mounted(value: Any) -> Mount:
     mount = _fields(value, "storage.mounts", set(Mount._fields))
     form = _number(mount["form"], "storage.mounts.form")
     if form not in tuple(MountForm):
-        raise ConfigError("storage.mounts.form: 0 or 1 expected")
+        raise ConfigError("storage.mounts.form: 0 to 3 expected")
     return Mount(
         _text(mount["path"], "storage.mounts.path"), _hash(mount["blob"], "storage.mounts.blob"),
         _number(mount["size_bytes"], "storage.mounts.size_bytes"), MountForm(form),

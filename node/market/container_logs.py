@@ -62,12 +62,13 @@ class ContainerLogs:
                 return await self._backend.log(task, after, limit_bytes)
             # What is to be hidden may lie over two entries, so over two parts: a mask sees the whole log.
             whole = await self._backend.log(task, LogPlace(), KEPT_BYTES_MAX)
-        return select_entries(self.shown(task, whole.entries), after, limit_bytes)
+            entries = await trio.to_thread.run_sync(self.shown, task, whole.entries)
+        return select_entries(entries, after, limit_bytes)
 
     async def keep(self, task: bytes) -> None:
         """Keep the log of a container that has ended, before it is removed."""
         part = await self._backend.log(task, LogPlace(), KEPT_BYTES_MAX)
-        data = pack_entries(self.shown(task, part.entries))
+        data = pack_entries(await trio.to_thread.run_sync(self.shown, task, part.entries))
         await trio.to_thread.run_sync(write_durably, self._folder / task.hex(), data)
 
     def _load(self, task: bytes) -> tuple[LogEntry, ...] | None:

@@ -28,21 +28,25 @@ from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_live import Live
 from node.market.container_logs import ContainerLogs
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
+from node.market.container_seals import ContainerSeals, masked_entries, output_limit, put_mount, remove_packed
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
 from node.market.tampering import ContainerTampered, Guard, OthersNeedMachine
+from node.market.task_keys import TaskKeys
 from node.market.wallet import Wallet
 from node.market.worker import FETCH_TRIES, PREPARE_SHARE, JobUnfit
 from p2p.blob.store import BlobStore
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
+from state.view import Reader
 from state.view.accounts import balance_of
+from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
+from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import METER_PROGRESS, ExitKind, MountForm
-from tasks.kinds.folders import unpack
+from tasks.kinds.container import METER_PROGRESS, ExitKind
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -70,27 +74,29 @@ TRANSACTIONS_MIN: Final = 32
 DISK_SPARE_BYTES: Final = 512 << 20
 TIDY_S: Final = 600.0
 TIDY_AGAIN_S: Final = 10.0
+UNREAD: Final = ContainerSecrets(files=[("/run/secrets/unread", b"")])
+"""Stands for secrets that are not opened yet, where a back end says whether it takes any."""
 LIVES_MAX: Final = 64
 """Containers whose state is known here, those that have ended too."""
 
 
-def request_of(spec: JobSpec, seconds_left: int) -> ContainerRequest:
+def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_SECRETS) -> ContainerRequest:
     """Return the container of a specification. Raises RequestInvalid for one that no machine runs."""
     part = container_of(spec)
     storage = part.storage
     limits = Limits(
         cores=part.cores, memory_mib=spec.requirements.memory_mib, disk_mib=storage.disk_mib,
-        output_bytes=storage.output_bytes_max, time_limit_s=max(1, seconds_left) + OVERTIME_S,
+        output_bytes=output_limit(part), time_limit_s=max(1, seconds_left) + OVERTIME_S,
         gpus=spec.requirements.gpus, grace_s=min(GRACE_S_MAX, part.metering.grace_s // GRACE_SHARE),
     )  # fmt: skip
     mounts = tuple(
-        InputMount(mount.blob, mount.path, mount.size_bytes, mount.form == MountForm.FOLDER)
-        for mount in storage.mounts
+        InputMount(mount.blob, mount.path, mount.size_bytes, mount.form.is_folder) for mount in storage.mounts
     )
     return ContainerRequest(
         Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
         mounts, storage.output, part.process.user,
         *(("", 0) if part.checkpoint is None else (part.checkpoint.path, part.checkpoint.bytes_max)),
+        secrets=secrets,
     )  # fmt: skip
 
 
@@ -99,7 +105,8 @@ class Containers:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
-        backend: ContainerBackend, *, data_dir: Path, policy: Policy | None = None, notice_s: int = 0,
+        backend: ContainerBackend, keys: TaskKeys, *, data_dir: Path, policy: Policy | None = None,
+        notice_s: int = 0,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
@@ -115,6 +122,7 @@ class Containers:
         self.is_leaving: Callable[[], bool] = lambda: False
         """Whether the owner takes the machine back."""
         self._notice_s = notice_s
+        self._seals = ContainerSeals(keys, inputs, blobs)
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -197,6 +205,7 @@ class Containers:
         await trio.to_thread.run_sync(self.checkpoints.tidy, now_ms, needed)
         await self._guard.report_all()
         await trio.to_thread.run_sync(self.logs.tidy, lambda task: self._files.get(task) is not None)
+        await trio.to_thread.run_sync(remove_packed, self._folder, needed)
 
     async def work(self, task: bytes) -> None:
         """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
@@ -206,6 +215,7 @@ class Containers:
         finally:
             self._at_work -= {task}
             self._idle.discard(task)
+            self.logs.masks.pop(task, None)
 
     async def _work(self, task: bytes) -> None:
         spec = load_spec(self._ledger.store, task)
@@ -231,21 +241,26 @@ class Containers:
 
     async def _accept(self, task: bytes, spec: JobSpec) -> None:
         """Take the task on if this machine can run it; declining costs nothing."""
-        why = ""
+        why, reason = "", Reason.JOB_UNFIT
         if find_terms(self._ledger.store, task) is not None:
-            why = "a container of a private task is not run: its machine would need the keys of its inputs"
+            why = "a container has no windows that machines could keep: a private one is sealed (`private: true`)"
         else:
             try:
-                request = request_of(spec, spec.schedule.total_steps)
+                sealed = container_of(spec).sealed
+                secrets = UNREAD if sealed is not None and sealed.size_bytes else NO_SECRETS
+                request = request_of(spec, spec.schedule.total_steps, secrets)
                 facts = await self._backend.check(request)
                 why = self._lack_of_room(task, spec, facts.gpus)
                 why = why or await trio.to_thread.run_sync(self._lack, spec, request)
+                if not why:
+                    # Told as an input that cannot be fetched: whose fault it is nobody can show.
+                    why, reason = await self._seals.lack_of_key(task), Reason.INPUT_UNAVAILABLE
             except DAMAGE:
                 raise
             except (DekubeError, OSError) as error:
-                why = str(error)
+                why, reason = str(error), Reason.JOB_UNFIT
         if why:
-            await self._give_up(task, Reason.JOB_UNFIT, why)
+            await self._give_up(task, reason, why)
         await self._wallet.send(ACCEPT_TASK, [task, 0])
         _log.info("accepted", task=task)
 
@@ -283,6 +298,7 @@ class Containers:
         await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
         with suppress(DekubeError):
             await self._backend.remove(task)
+        await self._seals.forget(task, container_of(load_spec(self._ledger.store, task)))
         raise JobUnfit(why)
 
     async def _prepare(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
@@ -305,29 +321,27 @@ class Containers:
         await self._wallet.send(START_TASK, [task, digest(b"machine", self._wallet.address)])
 
     async def _bring(self, task: bytes, spec: JobSpec, *, may_miss: bool) -> None:
-        request = request_of(spec, spec.schedule.total_steps)
-        live = self.live(task)
+        supply, live = supply_of(self._ledger.store, self._inputs, task), self.live(task)
+        request = await self._request(task, spec, spec.schedule.total_steps)
         live.stage = "pulling"
         await self._backend.prepare(request, lambda progress: setattr(live, "pull", progress))
         live.stage = "inputs"
         await self._backend.clear(task)
-        requester = load_task(self._ledger.store, task).requester
-        supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
-        for number, mount in enumerate(request.mounts):
+        for number, mount in enumerate(container_of(spec).storage.mounts):
             await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
-            await trio.to_thread.run_sync(self._put_input, self._backend.input_path(task, number), mount)
+            key = await self._seals.mount_key(task, number, mount)
+            place, source = self._backend.input_path(task, number), self._blobs.path(mount.blob)
+            await trio.to_thread.run_sync(put_mount, source, place, mount, key)
         await self.checkpoints.bring(task, may_miss=may_miss)
 
-    def _put_input(self, place: Path, mount: InputMount) -> None:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        source = self._blobs.path(mount.blob)
-        if not mount.is_folder:
-            shutil.copyfile(source, place)
-            place.chmod(0o644)
-            return
-        with source.open("rb") as file:
-            unpack(file, place, limit_bytes=mount.size_bytes)
-        place.chmod(0o755)
+    async def _request(self, task: bytes, spec: JobSpec, seconds_left: int) -> ContainerRequest:
+        """Return the container of a task, with its secrets. Raises InputUnavailable, SecretsInvalid."""
+        secrets = await self._seals.secrets(
+            task, container_of(spec), supply_of(self._ledger.store, self._inputs, task)
+        )
+        if secrets:
+            self.logs.masks[task] = partial(masked_entries, secrets.values)
+        return request_of(spec, seconds_left, secrets)
 
     # From the start to the end
 
@@ -341,7 +355,8 @@ class Containers:
             try:
                 known = await work_while(self._ledger, stands, partial(self._attended, task, spec, known))
             except Abandoned:
-                await self._backend.remove(task)
+                await self._remove(task, spec)
+                await self._seals.forget(task, container_of(spec))
                 raise
             except ContainerTampered:
                 await self._guard.wipe_and_report(task)
@@ -362,9 +377,10 @@ class Containers:
         else:
             await self._wallet.send(FINISH_TASK, finish_values(task, seconds, known.end))
         try:
-            await self._backend.remove(task)
+            await self._remove(task, spec)
         except (DekubeError, OSError):  # the chain asks for nothing more: ``tidy`` removes it
             self._left_over.set()
+        await self._seals.forget(task, container_of(spec))
         _log.info("a container ended", task=task, end=known.end.kind.name, code=known.end.code, s=known.seconds)
 
     # The words of a quorum (R114, R115)
@@ -426,7 +442,7 @@ class Containers:
 
     async def _run_to_end(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
         meter = load_meter(self._ledger.store, task)
-        request = request_of(spec, self._left(task, meter) + meter.own_seconds)
+        request = await self._request(task, spec, self._left(task, meter) + meter.own_seconds)
         if task in await self._backend.running():
             request = replace(request, is_resumed=self.checkpoints.is_restored(task))
             self.adopted += known is not None
@@ -446,7 +462,9 @@ class Containers:
             except NoRoom as error:
                 await self._give_up(task, Reason.WORKER_LEFT, str(error))
             except NotStarted as error:
-                log = await self._keep_log(str(error).encode())
+                log = await self._seals.keep_log(
+                    task, container_of(spec), masked(request.secrets.values, str(error).encode())
+                )
                 return await self._ended(task, 0, ContainerEnd(ExitKind.NOT_STARTED, 0, b"", 0, *log, b""))
             self.started += 1
         return await self._guard.watch(task, request, partial(self._to_end, task, spec, request))
@@ -459,7 +477,19 @@ class Containers:
             return ContainerNote()
         if ended.end in (End.LOST, End.EVICTED):
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
-        return await self._collect(task, request, ended)
+        known = await self._collect(task, spec, request, ended)
+        if request.secrets and not container_of(spec).is_private:
+            with suppress(DekubeError, OSError):  # at once: its secrets go with it; what fails is tried again
+                await self._remove(task, spec)
+        return known
+
+    async def _remove(self, task: bytes, spec: JobSpec) -> None:
+        """Remove a container, and its image if the login of this task has brought it; wipe a private one."""
+        part = container_of(spec)
+        if part.is_private:
+            await self._backend.wipe(task)
+        else:
+            await self._backend.remove(task)
 
     def _moving_s(self, task: bytes, spec: JobSpec, up_s: float) -> int:
         """Return the seconds that count: with the meter ``progress`` none beyond ``idle_s`` after a move."""
@@ -584,28 +614,26 @@ class Containers:
             self._left_over.set()
         _log.info("this machine has left a container", task=task, s=int(ended.up_s))
 
-    async def _collect(self, task: bytes, request: ContainerRequest, ended: Ended) -> ContainerNote:
+    async def _collect(self, task: bytes, spec: JobSpec, request: ContainerRequest, ended: Ended) -> ContainerNote:
+        """Keep log and output, sealed if the container is private, and remove the container at once."""
         packed = self._folder / f"{task.hex()[:32]}.tar"
-        await self.logs.keep(task)
+        if not container_of(spec).is_private:  # else the sealed log alone is kept
+            await self.logs.keep(task)
         try:
             found = await self._backend.collect(task, request, str(packed))
             log, output = found.log, (b"", 0)
             if found.why:
                 log = (log + f"\n[no output is kept: {found.why}]\n".encode())[-len(log) - 400 :]
             if found.outputs is not None:
-                name = await trio.to_thread.run_sync(self._blobs.add_file, packed)
-                output = name, found.outputs.size_bytes
+                await self._seals.seal_file(task, container_of(spec), packed)
+                size_bytes = packed.stat().st_size
+                output = await trio.to_thread.run_sync(self._blobs.add_file, packed), size_bytes
         finally:
             packed.unlink(missing_ok=True)
-        kept = await self._keep_log(log)
+        kept = await self._seals.keep_log(task, container_of(spec), log)
         kind, code = self._kind_of(task, ended)
         seconds = self._moving_s(task, load_spec(self._ledger.store, task), ended.up_s)
         return await self._ended(task, seconds, ContainerEnd(kind, code, *output, *kept, b""))
-
-    async def _keep_log(self, log: bytes) -> tuple[bytes, int]:
-        if not log:
-            return b"", 0
-        return await trio.to_thread.run_sync(self._blobs.add, log), len(log)
 
     def _kind_of(self, task: bytes, ended: Ended) -> tuple[ExitKind, int]:
         record = load_task(self._ledger.store, task)
@@ -628,9 +656,14 @@ class Containers:
         return known
 
 
+def supply_of(state: Reader, inputs: Inputs, task: bytes) -> Supply:
+    """Return where the blobs of a task come from."""
+    return Supply(partial(inputs.peers, load_task(state, task).requester), tries=FETCH_TRIES)
+
+
 def containers_of(
     options: ExecutorOptions, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore,
-    parameters: TaskParameters, data_dir: Path,
+    parameters: TaskParameters, keys: TaskKeys, data_dir: Path,
 ) -> Containers:  # fmt: skip
     """Return the containers of a node with these options. Raises ContainerRefused for options that cannot be."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -638,6 +671,6 @@ def containers_of(
     uses = options.docker
     policy = Policy(Yielding(uses.on_desktop_use), Yielding(uses.on_gpu_use), Yielding(uses.on_load))
     return Containers(
-        ledger, wallet, inputs, blobs, parameters, backend, data_dir=data_dir, policy=policy,
+        ledger, wallet, inputs, blobs, parameters, backend, keys, data_dir=data_dir, policy=policy,
         notice_s=uses.notice_s,
     )  # fmt: skip

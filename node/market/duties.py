@@ -169,7 +169,7 @@ class DutyService:
         """Containers on this machine's engine or in a cluster, where the options lend it."""
         if options.executor.lends_containers:
             self.containers = containers_of(
-                options.executor, ledger, wallet, inputs, blobs, parameters, data_dir / "containers"
+                options.executor, ledger, wallet, inputs, blobs, parameters, keys, data_dir / "containers"
             )
             self.containers.is_leaving = lambda: self.is_taken_back()
         self.views = TaskViews(ledger, network, wallet, lambda: self.containers)

@@ -53,6 +53,7 @@ from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.records import load_spec, load_task
 from tasks.ledger.registry import NodeRole, candidates
+from tasks.spec import container_of
 
 __all__ = [
     "METHOD_KEEP_SHARE",
@@ -180,12 +181,12 @@ class KeyShares:
 
     def tidy(self) -> None:
         """Keep data sets of tasks with a share here from being evicted; forget those of tasks that have ended."""
-        wanted = set()
+        wanted = set[bytes]()
         for task in self._files.tasks():
             try:
                 if load_task(self._ledger.store, task).phase not in ENDED:
                     if not input_holders(self._ledger.store, task):
-                        wanted.add(load_spec(self._ledger.store, task).dataset.blob)
+                        wanted.update(name for name, _ in self._blobs_of(task))
                     continue
             except TaskUnknown:
                 pass
@@ -257,19 +258,27 @@ class KeyShares:
         if self._room is None or record.requester != peer or record.phase in ENDED:
             raise NotEntitled("this machine keeps no share of this task for the asker")
         book.check(peer)
-        if self._keys.terms(task) is None:
+        if not self._keys.is_private(task):
             raise SharePending("the task has no keys yet")
         if not input_holders(store, task):
-            await self._have_dataset(load_spec(store, task).dataset.blob, peer)
+            for name, limit_bytes in self._blobs_of(task):
+                await self._have_input(name, limit_bytes, peer)
         await trio.to_thread.run_sync(self._files.put, task, body)
         self.tidy()
         _log.info("a share of a key is kept", task=task, requester=peer)
         return b""
 
-    async def _have_dataset(self, blob: bytes, requester: bytes) -> None:
-        """Fetch the encrypted data set of a task that has no custodians for it. Raises SharePending."""
+    def _blobs_of(self, task: bytes) -> tuple[tuple[bytes, int], ...]:
+        """Return the encrypted inputs of a task and their most bytes."""
+        spec = load_spec(self._ledger.store, task)
+        if spec.is_metered:
+            return container_of(spec).blobs
+        return ((spec.dataset.blob, sealed_size(DATASET_BLOB_BYTES_MAX)),)
+
+    async def _have_input(self, blob: bytes, limit_bytes: int, requester: bytes) -> None:
+        """Fetch an encrypted input of a task that has no custodians for it. Raises SharePending."""
         assert self._room is not None
-        limit_bytes = min(sealed_size(DATASET_BLOB_BYTES_MAX), self._room())
+        limit_bytes = min(limit_bytes, self._room())
         with trio.move_on_after(FETCH_S):
             supply = Supply(lambda: [requester], trio.current_time() + FETCH_S)
             await self._inputs.obtain(blob, supply, limit_bytes)

@@ -14,6 +14,7 @@ from state.view import Reader
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.queries import own_tasks
 from tasks.ledger.records import load_spec, load_task
+from tasks.spec import ContainerPart, JobSpec
 
 __all__ = ["OwnInputs"]
 
@@ -52,7 +53,7 @@ class OwnInputs:
             found, self._after = own_tasks(self._state, self._requester, self._after, PAGE)
             for task in found:
                 if not self._has_ended(task):
-                    self._open[task] = tuple(item.blob for item in load_spec(self._state, task).inputs())
+                    self._open[task] = _blobs_of(load_spec(self._state, task))
             if len(found) < PAGE:
                 break
         after = self._names()
@@ -69,3 +70,10 @@ class OwnInputs:
             return load_task(self._state, task).phase in ENDED
         except DekubeError:  # another chain's state, after this one was set back
             return True
+
+
+def _blobs_of(spec: JobSpec) -> tuple[bytes, ...]:
+    """Return the blobs that the machine of a task fetches."""
+    if isinstance(spec.part, ContainerPart):
+        return tuple(name for name, _ in spec.part.blobs)
+    return tuple(item.blob for item in spec.inputs())

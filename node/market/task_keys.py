@@ -23,6 +23,7 @@ from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.token_bucket import RateLimiter
 from tasks.custody.chunks import BlobCommitment
+from tasks.custody.container_keys import check_container_key, container_key
 from tasks.custody.errors import KeyInvalid
 from tasks.custody.keys import (
     KeyCommitments,
@@ -46,11 +47,12 @@ from tasks.custody.wraps import (
     wrap_task_key,
 )
 from tasks.errors import TaskUnknown
+from tasks.kinds.container import SealTerms
 from tasks.ledger.custody_records import Terms, find_terms
 from tasks.ledger.group_records import key_spec
 from tasks.ledger.lifecycle import ENDED, Phase
-from tasks.ledger.records import by_duty_key, load_task, load_window
-from tasks.spec import WINDOWS_MAX
+from tasks.ledger.records import by_duty_key, load_spec, load_task, load_window
+from tasks.spec import WINDOWS_MAX, container_of
 
 __all__ = [
     "METHOD_TASK_KEY",
@@ -170,19 +172,45 @@ class TaskKeys:
             return None
         return terms
 
+    def seal(self, task: bytes) -> SealTerms | None:
+        """Return what a container says of its key, None for any other task (market.md R98)."""
+        store = self._ledger.store
+        return container_of(load_spec(store, task)).sealed if load_task(store, task).is_metered else None
+
+    def is_private(self, task: bytes) -> bool:
+        """Whether a task has a key."""
+        return self.terms(task) is not None or self.seal(task) is not None
+
     def task_key(self, task: bytes) -> bytes | None:
         """Return the key of a private task if this node has it: as its requester or as its worker. Blocking."""
+        seal = self.seal(task)
+        if seal is not None:
+            return self._container_key(task, seal)
         held = self._hold(task)
         return None if held is None else held.task_key
 
+    def _container_key(self, task: bytes, seal: SealTerms) -> bytes | None:
+        is_own = load_task(self._ledger.store, task).requester == self._own
+        key = container_key(self._secret, seal.salt) if is_own else self._files.get(task)
+        try:
+            check_container_key(key or b"", seal)
+        except KeyInvalid:
+            return None
+        return key
+
     def keep(self, task: bytes, task_key: bytes) -> None:
         """Keep the key of a task that this node works on. Raises KeyInvalid for another one. Blocking."""
-        held = _Held(task_key, self.check(task, task_key))
+        commitments = self.check(task, task_key)
         self._files.put(task, task_key)
-        self._tasks.put(task, held)
+        if commitments is not None:
+            self._tasks.put(task, _Held(task_key, commitments))
 
-    def check(self, task: bytes, task_key: bytes) -> KeyCommitments:
-        """Return the keys of a task. Raises KeyInvalid for another task's key. Blocking."""
+    def check(self, task: bytes, task_key: bytes) -> KeyCommitments | None:
+        """Return the keys of a task, None of a container. Raises KeyInvalid for another task's key. Blocking."""
+        seal = self.seal(task)
+        if seal is not None:
+            check_container_key(task_key, seal)
+            return None
         terms = self.terms(task)
         if terms is None:
             raise KeyInvalid("the task has no keys")
@@ -245,6 +273,10 @@ class TaskKeys:
         if self.terms(task) is None:
             return None
         return WindowSeal(self.window_keys(task, window).window, len(roots), roots)
+
+    def forget(self, task: bytes) -> None:
+        """Remove the key of a task that this machine has ended. Blocking."""
+        self._files.remove(task)
 
     def tidy(self) -> None:
         """Remove the keys of tasks that this machine works on no more."""

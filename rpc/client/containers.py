@@ -6,9 +6,10 @@ Nothing about a container is proven. What its machine says of it is shown as wha
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from rpc.client.api import each
 from rpc.client.blobs import Progress
@@ -16,8 +17,11 @@ from rpc.client.core import Core, Flow, RunBlocking, gather, hexed
 from rpc.client.errors import NoResult
 from rpc.client.packing import MOUNT_SENT_BYTES_MAX, PackedFile, folder_for_large_files, pack_source
 from rpc.client.results import Machine
+from rpc.client.sealing import Sealing, open_results, pieces_of, seal_contents, with_placeholders
+from rpc.client.secret_sources import read_secrets
 from rpc.client.tasks import Places, ask_task, fetch_blob, fetch_file, spec_of
 from state.primitives.manifests import BlobTooLarge
+from tasks.custody.container_keys import LOG, OUTPUT
 from tasks.kinds.container import LOG_BYTES_MAX, METER_PROGRESS, Mount, MountForm
 from tasks.kinds.folders import ArchiveInvalid, unpack
 from tasks.requests.containing import ContainerRequest, MountRequest
@@ -26,8 +30,16 @@ from tasks.spec import JobSpec, Requirements, container_job, container_of
 
 if TYPE_CHECKING:
     from rpc.client.results import Task
+    from state.primitives.keys import SecretKey
 
-__all__ = ["ContainerJob", "ContainerResult", "MachineRun", "ask_container", "make_container"]
+__all__ = [
+    "ContainerJob", "ContainerResult", "MachineRun", "ask_container", "make_container", "seal_job", "with_sealing",
+]  # fmt: skip
+
+
+_Job = TypeVar("_Job")
+MASKED_BYTES_MIN: Final = 4
+"""A shorter secret would be found in any text (``tasks.executor.containers.masking``)."""
 
 
 class ContainerJob(NamedTuple):
@@ -38,6 +50,8 @@ class ContainerJob(NamedTuple):
     notes: tuple[str, ...]
     model: bytes = b""
     rows: bytes = b""
+    sealing: Sealing | None = None
+    """What is sealed, once the account is known that posts it: ``seal_job``."""
 
 
 class MachineRun(NamedTuple):
@@ -94,8 +108,29 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
         idle_s = part.metering.idle_s
         notes.append(f"after {idle_s} seconds in which its counter does not move it ends, says its machine")
     if part.process.environment:
-        notes.append("the environment is public on the chain: no secrets in it")
-    return ContainerJob(spec, tuple(blobs), tuple(notes))
+        notes.append("the environment is public on the chain: no secrets in it, they have a field of their own")
+    job = ContainerJob(spec, tuple(blobs), tuple(notes))
+    if not request.seal.has_any:
+        return job
+    sealing = Sealing(request.seal.is_private, read_secrets(request))
+    if any(len(value) < MASKED_BYTES_MIN for value in sealing.secrets.values):
+        notes.append(f"a secret of less than {MASKED_BYTES_MIN} bytes is not masked in the log")
+    return with_sealing(job._replace(notes=tuple(notes)), sealing)
+
+
+def with_sealing(job: ContainerJob, sealing: Sealing) -> ContainerJob:
+    """Return a job of which so much will be sealed: ``seal_job`` does it. Raises RequestInvalid."""
+    return job._replace(
+        spec=job.spec._replace(part=with_placeholders(container_of(job.spec), sealing)), sealing=sealing
+    )
+
+
+def seal_job(job: _Job, key: SecretKey) -> _Job:
+    """Return a job as ``key``'s account posts it: a container is sealed now, where it asks for that."""
+    if not isinstance(job, ContainerJob) or job.sealing is None:
+        return job
+    part, blobs = seal_contents(container_of(job.spec), job.blobs, job.sealing, key)
+    return cast("_Job", job._replace(spec=job.spec._replace(part=part), blobs=blobs, sealing=None))
 
 
 def _packed(request: ContainerRequest, wanted: MountRequest) -> tuple[PackedFile, MountForm]:
@@ -118,9 +153,11 @@ def _packed(request: ContainerRequest, wanted: MountRequest) -> tuple[PackedFile
 
 def ask_container(
     core: Core, task: bytes, *, folder: Path | None = None, control: Path | None = None,
-    progress: Progress | None = None, downloads: Path | None = None,
+    progress: Progress | None = None, downloads: Path | None = None, key: SecretKey | None = None,
 ) -> Flow[ContainerResult]:  # fmt: skip
     """Return how a container ended, with the end of its logs; its output is unpacked into the new ``folder``.
+
+    What a private container left opens with the ``key`` of its requester's account.
 
     The output is a stranger's archive: links and paths that leave the folder are refused before a byte is written.
     Raises NoResult, ArchiveInvalid, ControlUnavailable, GatewayUnreachable.
@@ -133,13 +170,13 @@ def ask_container(
         raise NoResult(f"task {hexed(task)} is of kind {spec.kind}: `result` fetches what it made")
     quorum = record.document.get("quorum")  # a gateway of an earlier version does not say
     if quorum is not None:
-        return (yield from _ask_quorum(core, record, quorum, folder, control, progress, downloads))
-    return (yield from _ask_end(core, record, spec, folder, control, progress, downloads))
+        return (yield from _ask_quorum(core, record, quorum, folder, control, progress, downloads, key))
+    return (yield from _ask_end(core, record, spec, folder, control, progress, downloads, key))
 
 
 def _ask_quorum(
     core: Core, record: Task, quorum: Any, folder: Path | None, control: Path | None,
-    progress: Progress | None, downloads: Path | None,
+    progress: Progress | None, downloads: Path | None, key: SecretKey | None,
 ) -> Flow[ContainerResult]:  # fmt: skip
     """Return the result of the first machine of a quorum whose result is that of the majority."""
     seats = quorum["seats"]
@@ -161,7 +198,7 @@ def _ask_quorum(
             f"the machines of task {hexed(record.id)} do not agree ({quorum['reason']}): it has no output"
         )
     spec: JobSpec = yield RunBlocking(partial(spec_of, record))
-    result = yield from _ask_end(core, source, spec, folder, control, progress, downloads)
+    result = yield from _ask_end(core, source, spec, folder, control, progress, downloads, key)
     return result._replace(
         task=record.id, phase=record.phase, reason=record.reason,
         seconds=sum(seat["seconds"] for seat in seats), paid=sum(int(seat["paid"]) for seat in seats),
@@ -171,10 +208,10 @@ def _ask_quorum(
 
 def _ask_end(
     core: Core, record: Task, spec: JobSpec, folder: Path | None, control: Path | None,
-    progress: Progress | None, downloads: Path | None,
+    progress: Progress | None, downloads: Path | None, key: SecretKey | None,
 ) -> Flow[ContainerResult]:  # fmt: skip
     """Return how the container of one task ended."""
-    task = record.id
+    task, part = record.id, container_of(spec)
     meter = record.document["meter"]
     end = meter["exit"]
     logs, files = b"", 0
@@ -182,11 +219,16 @@ def _ask_end(
         places = yield from _places(core, record, end["worker"], control, progress, downloads)
         if end["logs"] is not None:
             logs = yield from fetch_blob(core, places, bytes.fromhex(end["logs"][2:]), LOG_BYTES_MAX)
+            logs = b"".join(open_results(part, key, [logs], task=task, what=LOG))
         if folder is not None:
             if end["output"] is None:
                 raise NoResult(f"the container of task {hexed(task)} left no output")
-            most = container_of(spec).storage.output_bytes_max
-            files = yield from _unpacked(core, places, bytes.fromhex(end["output"][2:]), most, folder)
+            most = part.storage.output_bytes_max
+
+            def opened(file: IO[bytes]) -> Iterable[bytes]:
+                return open_results(part, key, pieces_of(file), task=task, what=OUTPUT)
+
+            files = yield from _unpacked(core, places, bytes.fromhex(end["output"][2:]), most, folder, opened)
     elif folder is not None:
         raise NoResult(f"task {hexed(task)} is {record.phase}: its machine has said nothing of an end")
     return ContainerResult(
@@ -196,14 +238,22 @@ def _ask_end(
     )  # fmt: skip
 
 
-def _unpacked(core: Core, places: Places, output: bytes, most: int, folder: Path) -> Flow[int]:
+def _unpacked(
+    core: Core, places: Places, output: bytes, most: int, folder: Path,
+    opened: Callable[[IO[bytes]], Iterable[bytes]],
+) -> Flow[int]:  # fmt: skip
     """Fetch an output into a file and unpack that: no output is held in memory."""
     with tempfile.TemporaryDirectory(prefix="dekube-", dir=folder_for_large_files()) as near:
         packed = Path(near) / "output"
         yield from fetch_file(core, places, output, most, packed)
 
         def write() -> int:
-            with packed.open("rb") as file:
+            plain = Path(near) / "plain"
+            with packed.open("rb") as file, plain.open("wb") as target:
+                for piece in opened(file):
+                    target.write(piece)
+            packed.unlink()
+            with plain.open("rb") as file:
                 return unpack(file, folder, limit_bytes=most)
 
         files: int = yield RunBlocking(write)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rpc.client.api import ask_account, ask_fees, ask_receipt, send, send_beside, submit, wait_for
 from rpc.client.arguments import check_amount, check_key
 from rpc.client.blobs import Progress, blob_of_file
-from rpc.client.containers import ask_container
+from rpc.client.containers import ask_container, seal_job
 from rpc.client.core import Core, Flow, RunBlocking, hexed
 from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
@@ -306,6 +306,10 @@ def _post_job(
     from tasks.spec import encode_spec
 
     check_key("key", key)
+    if getattr(job, "sealing", None) is not None:
+        if control is None:
+            raise ClientError("a sealed container needs the node of this account here: give its socket as control")
+        job = yield RunBlocking(partial(seal_job, job, key))
     quoted = yield from _quote_job(core, job.spec)
     terms = _Custody(public_key_root(job.spec.windows), quoted.amounts.custody)
     is_kept = bool(custody) or (custody is None and terms.amount > 0)
@@ -547,7 +551,8 @@ def _run_container(
     """Run a container; return the task when it is final. ``fields`` are those of a job file.
 
     **Nothing about it is proven**: its machine is paid for seconds. ``image`` is ``REPOSITORY@sha256:DIGEST``;
-    values of the environment are public. Amounts and errors are as of ``finetune``.
+    values of the environment are public. With ``private=True``, ``secrets`` or ``registry`` the node at
+    ``control`` hands the key of the task on: it is that of the account. Amounts and errors are as of ``finetune``.
     """
     wanted = _Wanted(KIND_CONTAINER, None, b"", budget, max_price, None, custody=False)
     every = {"image": image, **fields}

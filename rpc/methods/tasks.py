@@ -419,6 +419,18 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 {"name": STRING, "grace_s": NUMBER, "retries": NUMBER, "idle_s": NUMBER, "pattern": STRING}
             ),
             "checkpoint": nullable(obj({"path": STRING, "every_s": NUMBER, "bytes_max": NUMBER})),
+            "sealed": nullable(
+                obj(
+                    {
+                        "salt": HASH_OUT,
+                        "key_hash": HASH_OUT,
+                        "results_key": HASH_OUT,
+                        "is_private": NUMBER,
+                        "blob": HASH_OUT,
+                        "size_bytes": NUMBER,
+                    }
+                )
+            ),
             "interruptible": NUMBER,
             "optimiser": obj(
                 {
@@ -452,6 +464,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "cores",
             "metering",
             "checkpoint",
+            "sealed",
             "interruptible",
         ),
         description="The job; `raw` is what it was created with. Other fields depend on its kind.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from state.primitives.errors import ProtocolError
 
-__all__ = ["ChunkInvalid", "KeyInvalid", "SharesInvalid", "WrapInvalid"]
+__all__ = ["ChunkInvalid", "KeyInvalid", "SecretsInvalid", "SharesInvalid", "StreamInvalid", "WrapInvalid"]
 
 
 class KeyInvalid(ProtocolError):
@@ -29,3 +29,15 @@ class SharesInvalid(ProtocolError):
     """Shares that do not make the task's key: too few, of another task, or false."""
 
     code = "shares_invalid"
+
+
+class StreamInvalid(ProtocolError):
+    """A sealed stream that was cut or changed, or is under another key."""
+
+    code = "stream_invalid"
+
+
+class SecretsInvalid(ProtocolError):
+    """Secrets of a container with a name, a size or a form that no machine takes; no value is told."""
+
+    code = "secrets_invalid"

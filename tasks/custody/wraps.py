@@ -20,13 +20,16 @@ from tasks.custody.keys import INPUTS_MAX, KEY_BYTES, KeyName, names_hash
 from tasks.custody.shares import HOLDERS_MAX, Share
 
 __all__ = [
+    "OVERHEAD_BYTES",
     "PUBLIC_KEY_BYTES",
     "WRAP_BYTES_MAX",
     "public_key_of",
     "unwrap_keys",
+    "unwrap_result_key",
     "unwrap_share",
     "unwrap_task_key",
     "wrap_keys",
+    "wrap_result_key",
     "wrap_share",
     "wrap_task_key",
 ]
@@ -40,7 +43,7 @@ OVERHEAD_BYTES: Final = 48
 WRAP_BYTES_MAX: Final = OVERHEAD_BYTES + 8 + KEYS_MAX * (KEY_BYTES + 16)
 
 _SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
-_TASK_KEY, _KEYS, _SHARE = b"task key", b"keys", b"share"
+_TASK_KEY, _KEYS, _SHARE, _RESULT = b"task key", b"keys", b"share", b"result "
 
 
 def public_key_of(secret: bytes) -> bytes:
@@ -138,3 +141,18 @@ def unwrap_keys(
     if [name for name, _ in keys] != names:
         raise WrapInvalid("the wrap carries other keys than the seat has to read, or not in their order")
     return dict(keys)
+
+
+def wrap_result_key(content_key: bytes, public_key: bytes, *, task: bytes, what: str) -> bytes:
+    """Wrap the key of a container's result, ``what`` it is, for its requester. Raises WrapInvalid."""
+    if len(content_key) != KEY_BYTES:
+        raise WrapInvalid(f"the key of a result has {KEY_BYTES} bytes")
+    return _seal(content_key, public_key, _info(_RESULT + what.encode(), task, b"", ()))
+
+
+def unwrap_result_key(wrap: bytes, secret: bytes, *, task: bytes, what: str) -> bytes:
+    """Return the key of a container's result. Raises WrapInvalid."""
+    key = _open(wrap, secret, _info(_RESULT + what.encode(), task, b"", ()))
+    if len(key) != KEY_BYTES:
+        raise WrapInvalid(f"the key of a result has {KEY_BYTES} bytes")
+    return key

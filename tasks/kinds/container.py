@@ -37,6 +37,7 @@ __all__ = [
     "PROFILE_METERED_1",
     "SECONDS_MAX",
     "SECOND_UNITS_MAX",
+    "SECRETS_SEALED_BYTES",
     "TICK_S_MAX",
     "TICK_S_MIN",
     "Checkpoint",
@@ -48,6 +49,7 @@ __all__ = [
     "Mount",
     "MountForm",
     "Process",
+    "SealTerms",
     "Storage",
     "check_container",
     "is_container_path",
@@ -78,6 +80,8 @@ DISK_MIB_MIN: Final = 16
 DISK_MIB_MAX: Final = 1 << 24
 MEMORY_MIB_MIN: Final = 16
 CORES_MAX: Final = 1024
+SECRETS_SEALED_BYTES: Final = (4_144, 16_432, 65_584)
+"""Sizes of sealed secrets: so a size says little (``tasks.custody.secrets``)."""
 USER_MAX: Final = 65_535
 TICK_S_MIN: Final = 10
 TICK_S_MAX: Final = 3_600
@@ -105,6 +109,24 @@ class MountForm(IntEnum):
     FILE = 0
     FOLDER = 1
     """A packed folder (``tasks.kinds.folders``)."""
+    SEALED_FILE = 2
+    """A file, sealed under the task's key (``tasks.custody.streams``)."""
+    SEALED_FOLDER = 3
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a packed folder, sealed or not."""
+        return self in (MountForm.FOLDER, MountForm.SEALED_FOLDER)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether only those who have the task's key can read it."""
+        return self in (MountForm.SEALED_FILE, MountForm.SEALED_FOLDER)
+
+    @property
+    def sealed(self) -> MountForm:
+        """The sealed form of the same content."""
+        return MountForm.SEALED_FOLDER if self.is_folder else MountForm.SEALED_FILE
 
 
 class ExitKind(IntEnum):
@@ -190,6 +212,21 @@ class Checkpoint(NamedTuple):
     bytes_max: int
 
 
+class SealTerms(NamedTuple):
+    """What a specification says of a sealed container: of its task's key, its results' key and its secrets (R98).
+
+    The key follows from the requester's account and ``salt``. With ``is_private`` mounts and results are sealed,
+    the results to ``results_key``. ``blob`` are the sealed secrets; ``size_bytes`` is 0 if there are none.
+    """
+
+    salt: bytes
+    key_hash: bytes
+    results_key: bytes
+    is_private: int
+    blob: bytes
+    size_bytes: int
+
+
 class ContainerPlan:
     """The plan of a container's seconds: no program and no state."""
 
@@ -228,6 +265,7 @@ class ContainerPart(NamedTuple):
     checkpoint: Checkpoint | None = None
     interruptible: int = 1
     """1: its machine may leave at any time. 0: only a machine that has offered to stay is matched (R104)."""
+    sealed: SealTerms | None = None
 
     @classmethod
     def of(cls, found: Found) -> ContainerPart:
@@ -246,6 +284,8 @@ class ContainerPart(NamedTuple):
             Checkpoint(*[found[f"checkpoint.{name}"] for name in Checkpoint._fields])
             if "checkpoint.path" in found else None,
             found["interruptible"],
+            None if "sealed.salt" not in found
+            else SealTerms(*[found[f"sealed.{name}"] for name in SealTerms._fields]),
         )  # fmt: skip
 
     @property
@@ -257,6 +297,19 @@ class ContainerPart(NamedTuple):
     def dataset(self) -> Any:
         """A container has mounts and no rows. Raises UnsupportedJob."""
         raise UnsupportedJob("a container has no data set")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its mounts and its results are sealed."""
+        return self.sealed is not None and bool(self.sealed.is_private)
+
+    @property
+    def blobs(self) -> tuple[tuple[bytes, int], ...]:
+        """Name and most bytes of each blob that its machine fetches: of the mounts, and of the sealed secrets."""
+        mounts = tuple((mount.blob, mount.size_bytes) for mount in self.storage.mounts)
+        if self.sealed is None or not self.sealed.size_bytes:
+            return mounts
+        return (*mounts, (self.sealed.blob, self.sealed.size_bytes))
 
     @property
     def mounts_bytes(self) -> int:
@@ -271,6 +324,7 @@ class ContainerPart(NamedTuple):
             list(self.image), [list(command), list(environment), user],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
             list(self.metering), [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
+            [] if self.sealed is None else list(self.sealed),
         ]  # fmt: skip
 
     def inputs(self) -> tuple[Input, ...]:
@@ -281,7 +335,7 @@ class ContainerPart(NamedTuple):
 def _mount(item: Any) -> Mount:
     match item:
         case [str(path), bytes(blob), int(size), int(form)] if (
-            len(blob) == HASH_BYTES and 0 <= size <= MOUNT_BYTES_MAX and form in (0, 1)
+            len(blob) == HASH_BYTES and 0 <= size <= MOUNT_BYTES_MAX and form in set(MountForm)
         ):
             return Mount(path, blob, size, MountForm(form))
         case _:
@@ -294,7 +348,7 @@ CONTAINER_FIELDS: Final = KindFields(
     fields=(
         ("image", list, Image._fields), ("process", list, Process._fields), ("storage", list, Storage._fields),
         ("cores", int, ()), ("metering", list, Metering._fields), ("checkpoint", list, Checkpoint._fields),
-        ("interruptible", int, ()),
+        ("interruptible", int, ()), ("sealed", list, SealTerms._fields),
     ),
     ranges={
         "process.user": (0, USER_MAX), "cores": (1, CORES_MAX),
@@ -303,13 +357,14 @@ CONTAINER_FIELDS: Final = KindFields(
         "checkpoint.every_s": (CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
         "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "interruptible": (0, 1),
         "metering.idle_s": (0, IDLE_S_MAX),
+        "sealed.is_private": (0, 1), "sealed.size_bytes": (0, SECRETS_SEALED_BYTES[-1]),
     },
-    hashes=frozenset({"image.digest"}),
+    hashes=frozenset({"image.digest", "sealed.salt", "sealed.key_hash", "sealed.results_key", "sealed.blob"}),
     texts=frozenset({
         "image.repository", "storage.output", "metering.name", "metering.pattern", "checkpoint.path",
     }),
     names=frozenset({"process.command", "process.environment"}),
-    optional=frozenset({"checkpoint"}),
+    optional=frozenset({"checkpoint", "sealed"}),
     lists=frozenset({"storage.mounts"}),
 )  # fmt: skip
 
@@ -329,6 +384,7 @@ def check_container(part: ContainerPart) -> None:
     _check_environment(environment)
     _check_paths(part.storage, part.checkpoint)
     _check_metering(part.metering)
+    _check_sealed(part)
 
 
 def _check_metering(metering: Metering) -> None:
@@ -341,6 +397,22 @@ def _check_metering(metering: Metering) -> None:
         raise _wrong("metering.idle_s", "it goes with the meter progress, and so does a pattern")
     if metering.name == METER_PROGRESS and not metering.idle_s:
         raise _wrong("metering.idle_s", "above 0 with the meter progress")
+
+
+def _check_sealed(part: ContainerPart) -> None:
+    """Check what is sealed: all mounts or none, and secrets of one of few sizes (R98)."""
+    if any(mount.form.is_sealed != part.is_private for mount in part.storage.mounts):
+        raise _wrong("storage.mounts", "all sealed in a private container, none in another one")
+    if part.sealed is None:
+        return
+    if part.is_private and part.checkpoint is not None:
+        raise _wrong("checkpoint", "a private container has none: it would lie open")
+    if part.sealed.size_bytes not in (0, *SECRETS_SEALED_BYTES):
+        raise _wrong("sealed.size_bytes", f"0 or one of {SECRETS_SEALED_BYTES} expected")
+    if bool(part.sealed.size_bytes) != any(part.sealed.blob):
+        raise _wrong("sealed.blob", "zeros without secrets, and with them a name")
+    if not part.sealed.is_private and not part.sealed.size_bytes:
+        raise _wrong("sealed", "empty where nothing is sealed")
 
 
 def _check_environment(environment: tuple[str, ...]) -> None:

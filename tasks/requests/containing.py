@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from typing import Any, Final, NamedTuple
 
@@ -41,15 +42,22 @@ from tasks.kinds.container import (
 from tasks.requests.fields import JobFields
 from tasks.spec import GPUS_MAX, WINDOWS_MAX
 
-__all__ = ["ContainerRequest", "ContainerSettings", "MountRequest", "containing_of"]
+__all__ = [
+    "ContainerRequest", "ContainerSettings", "MountRequest", "SealRequest", "SecretRequest", "SecretSource",
+    "containing_of",
+]  # fmt: skip
 
 _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{64})")
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
-    "checkpoint", "interruptible", "deterministic",
-    "idle_minutes", "progress_pattern",
+    "checkpoint", "interruptible", "deterministic", "idle_minutes", "progress_pattern", "private", "secrets",
+    "registry",
 )  # fmt: skip
+SECRETS_MAX: Final = 64
+SOURCES: Final = ("env", "file", "keyring")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_SECRET_FILE: Final = re.compile(r"/run/secrets/[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 RATE_DEFAULT: Final = 10**10
 RATE_MAX: Final = 1 << 45
 USER_DEFAULT: Final = 65_534
@@ -81,6 +89,34 @@ class ContainerSettings(NamedTuple):
     level: int = LEVEL_METERED
 
 
+class SecretSource(NamedTuple):
+    """Where a value comes from: ``env`` a variable of the requester, ``file`` a file, ``keyring`` the system's."""
+
+    kind: str
+    name: str
+
+
+class SecretRequest(NamedTuple):
+    """A secret: a variable of the container, or a file of it, and where its value comes from."""
+
+    target: str
+    is_file: bool
+    source: SecretSource
+
+
+class SealRequest(NamedTuple):
+    """What is sealed: mounts and results (``is_private``), secrets, and the login for the image's registry."""
+
+    is_private: bool = False
+    secrets: tuple[SecretRequest, ...] = ()
+    login: tuple[SecretSource, SecretSource] | None = None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything is sealed."""
+        return bool(self.is_private or self.secrets or self.login)
+
+
 class ContainerRequest(NamedTuple):
     """What is asked for; ``part`` is all of the specification but for the mounts, which are not packed yet.
 
@@ -91,6 +127,7 @@ class ContainerRequest(NamedTuple):
     part: ContainerPart
     mounts: tuple[MountRequest, ...]
     settings: ContainerSettings
+    seal: SealRequest = SealRequest()
 
     @property
     def kind(self) -> str:
@@ -144,7 +181,7 @@ def containing_of(fields: JobFields) -> ContainerRequest:
         _level(fields, output),
     )  # fmt: skip
     _check(fields, part, mounts)
-    return ContainerRequest(fields.file, part, mounts, settings)
+    return ContainerRequest(fields.file, part, mounts, settings, _seal(fields, part))
 
 
 def _level(fields: JobFields, output: str) -> int:
@@ -281,6 +318,53 @@ def _environment(fields: JobFields) -> tuple[str, ...]:
             "environment", "environment: names with texts expected, in quotes if they look like numbers"
         )
     return tuple(f"{name}={value[name]}" for name in sorted(value))
+
+
+def _seal(fields: JobFields, part: ContainerPart) -> SealRequest:
+    """Return what is sealed. Raises RequestInvalid, which shows no value: it might be the secret itself."""
+    is_private = fields.value("private") if fields.has("private") else False
+    if type(is_private) is not bool:
+        raise fields.wrong("private", "private: true or false expected")
+    secrets = tuple(_secret(fields, item) for item in fields.listed("secrets") or ())
+    targets = [secret.target for secret in secrets]
+    if len(targets) > SECRETS_MAX or len(set(targets)) != len(targets):
+        raise fields.wrong("secrets", f"secrets: {SECRETS_MAX} at most, each name once")
+    if both := sorted({item.partition("=")[0] for item in part.process.environment} & set(targets)):
+        raise fields.wrong("secrets", f"secrets: {both[0]} is in the environment too, which is public")
+    return SealRequest(is_private, secrets, _login(fields))
+
+
+def _secret(fields: JobFields, item: Any) -> SecretRequest:
+    match item:
+        case {"env": str(name), "from": str(source)} if len(item) == 2 and _VARIABLE.fullmatch(name):
+            if not name.startswith("DEKUBE_"):
+                return SecretRequest(name, False, _source(fields, "secrets", source))
+        case {"path": str(path), "from": str(source)} if len(item) == 2 and _SECRET_FILE.fullmatch(path):
+            return SecretRequest(path, True, _source(fields, "secrets", source))
+    raise fields.wrong(
+        "secrets", "secrets: a list of {env: NAME, from: SOURCE} or {path: /run/secrets/NAME, from: SOURCE}"
+    )
+
+
+def _source(fields: JobFields, field: str, text: str) -> SecretSource:
+    kind, _, name = text.partition(":")
+    is_known = kind in SOURCES and bool(name) and "\0" not in name
+    if not is_known or (kind == "keyring" and not all(name.rpartition("/")[::2])):
+        raise fields.wrong(
+            field, f"{field}: env:NAME, file:PATH or keyring:SERVICE/USER says where a value comes from"
+        )
+    if kind == "file":
+        name = posixpath.join(posixpath.dirname(fields.file), name)
+    return SecretSource(kind, name)
+
+
+def _login(fields: JobFields) -> tuple[SecretSource, SecretSource] | None:
+    if not fields.has("registry"):
+        return None
+    match fields.value("registry"):
+        case {"user": str(user), "password": str(password), **more} if not more:
+            return _source(fields, "registry", user), _source(fields, "registry", password)
+    raise fields.wrong("registry", "registry: {user: SOURCE, password: SOURCE} expected")
 
 
 def _mounts(fields: JobFields) -> tuple[MountRequest, ...]:

@@ -13,7 +13,8 @@ ATTACKS: Final = [f"A{number}" for number in range(1, 14)] + [f"N{number}" for n
 def test_every_known_attack_has_a_test_of_its_name_and_a_row() -> None:
     named = {
         found.upper()
-        for path in (ROOT / "tests/tasks").rglob("test_*.py")
+        for folder in ("tests/tasks", "tests/node/market")
+        for path in (ROOT / folder).rglob("test_*.py")
         for found in re.findall(r"^(?:async )?def test_([an]\d+)_", path.read_text(), re.MULTILINE)
     }
     assert [attack for attack in ATTACKS if attack not in named] == []

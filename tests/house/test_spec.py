@@ -221,6 +221,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "every_s_max": container.CHECKPOINT_EVERY_S_MAX,
         "checkpoint_bytes_max": container.CHECKPOINT_BYTES_MAX,
         "checkpoints_bytes_max": checkpoint_records.CHECKPOINTS_LIMIT_BYTES,
+        "secrets_sealed_bytes_max": container.SECRETS_SEALED_BYTES[-1],
         "leave_fine_s_max": checkpoints.LEAVE_FINE_S_MAX,
         "second_units_max": container.SECOND_UNITS_MAX,
         "disk_mib_max": container.DISK_MIB_MAX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tasks.kinds.container import (
+    SECRETS_SEALED_BYTES,
     Checkpoint,
     ContainerPart,
     ExitKind,
@@ -13,6 +14,7 @@ from tasks.kinds.container import (
     Mount,
     MountForm,
     Process,
+    SealTerms,
     Storage,
 )
 from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
@@ -23,8 +25,8 @@ from tasks.ledger.transitions import ACCEPT_TASK, START_TASK
 from tasks.spec import JobSpec, Requirements, container_job
 from tests.tasks.world import WORTH, Manners, World
 
-__all__ = ["HOST", "RATE_MIN", "STORED", "TICK_S", "block_until", "container", "end", "finish", "host", "meter",
-           "metered", "miss", "part", "second_price", "started", "store"]  # fmt: skip
+__all__ = ["HOST", "RATE_MIN", "STORED", "TICK_S", "WITH_SECRETS", "block_until", "container", "end", "finish",
+           "host", "meter", "metered", "miss", "part", "second_price", "started", "store"]  # fmt: skip
 
 HOST: Final = NodeRole.COMPUTE | NodeRole.CONTAINER
 TICK_S: Final = 60
@@ -32,6 +34,8 @@ RATE_MIN: Final = 8 * 10**9
 PRICE: Final = WORTH // 1000
 STORED: Final = Checkpoint("/state", 60, 1 << 20)
 """The folder of a container whose work goes on elsewhere."""
+WITH_SECRETS: Final = SealTerms(b"s" * 32, b"h" * 32, b"r" * 32, 0, b"b" * 32, SECRETS_SEALED_BYTES[0])
+"""Of a container with secrets and public mounts."""
 
 
 def part(**changes: Any) -> ContainerPart:

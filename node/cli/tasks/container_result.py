@@ -33,7 +33,8 @@ LOG_STORED: Final = "dekube-container.log"
 
 
 def show_container(
-    session: Session, client: Client, task: bytes, out: Path | None, *, to: str | None = None, as_json: bool
+    session: Session, client: Client, task: bytes, out: Path | None, *, is_private: bool, to: str | None = None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Fetch what a container left, and show how it ended; with ``to`` the folder ``out`` is put to that store.
 
@@ -48,6 +49,7 @@ def show_container(
         control=session.control(),
         progress=show_progress("Fetching"),
         downloads=download_folder(),
+        key=session.key() if is_private else None,
     )
     log = None
     stored: dict[str, Any] = {}

@@ -26,7 +26,16 @@ from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import JobSpec
 
-__all__ = ["NO_CUSTODY", "CustodyAsk", "check_node", "end_custody", "plain_dataset", "share_out", "told_readers"]
+__all__ = [
+    "NO_CUSTODY",
+    "CustodyAsk",
+    "check_node",
+    "end_custody",
+    "plain_dataset",
+    "share_out",
+    "told_holders",
+    "told_readers",
+]
 
 NO_CUSTODY: Final = "this chain has no custody; create the task without --custody, --private and --keep-input"
 SHARE_TIMEOUT_S: Final = 600.0
@@ -160,12 +169,16 @@ def check_node(session: Session, key: SecretKey) -> Path:
 
 def told_readers(client: Client, threshold: int, holders: int) -> str:
     """Return who can read a private task, in words."""
-    readers = "its worker, and the machines that check a window"
+    return f"its worker, and the machines that check a window; {told_holders(client, threshold, holders)}"
+
+
+def told_holders(client: Client, threshold: int, holders: int) -> str:
+    """Return who could read a task by shares of its key, or that its node must run, in words."""
     if not holders:
-        return f"{readers}; this node must run until the worker has the key"
+        return "this node must run until the worker has the key"
     machines = sum("storage" in node["roles"] for node in client.items("dekube_getNodes"))
     return (
-        f"{readers}; while you are offline any {threshold} of {holders} machines together could "
+        f"while you are offline any {threshold} of {holders} machines together could "
         f"({machines} with role storage are registered)"
     )
 

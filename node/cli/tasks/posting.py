@@ -34,16 +34,26 @@ from node.cli.tasks.group import (
 )
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, plain_dataset
-from node.cli.tasks.private import PrivateTask, check_budget, kept_input, seat_terms, send_ask
+from node.cli.tasks.private import (
+    PrivateTask,
+    SealedTask,
+    check_budget,
+    container_readers,
+    kept_input,
+    seat_terms,
+    send_ask,
+)
 from node.cli.tasks.told import told_job
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, record_of, say, watch_to_end
 from node.cli.workflows import create_all, quote_all
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from node.market.private_jobs import INPUTS, put_private
 from rpc.client import Client, JobRefused
+from rpc.client.containers import ContainerJob, seal_job, with_sealing
 from rpc.client.core import hexed
 from rpc.client.jobs import JobQuote, at_price, blobs_of, make_job
 from rpc.client.results import Receipt, TaskQuote
+from rpc.client.sealing import Sealing
 from rpc.client.stores import blobs_named
 from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
@@ -51,6 +61,7 @@ from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
+from tasks.custody.secrets import NO_SECRETS
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.evaluations import least_steps
@@ -59,7 +70,7 @@ from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.screening import dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.requests.terms import Terms
-from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
+from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, container_of, decode_spec, encode_spec
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
@@ -91,7 +102,7 @@ _ONE_TASK: Final = (
 """Options of a single task; a file of several tasks says the terms of all."""
 
 
-_PROVEN_ONLY: Final = ("--private", "--custody", "--keep-input", "--holders", "--members", "--spares")
+_PROVEN_ONLY: Final = ("--custody", "--keep-input", "--dataset", "--members", "--spares")
 """Options of jobs whose windows are proven."""
 
 
@@ -373,6 +384,7 @@ def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
         "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
         "all of it, at the price limit": show_amount(amounts.price),
         "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
+        "who reads": container_readers(container_of(job)),
     }
 
 
@@ -513,9 +525,10 @@ def create(
 
     A file may have an array or steps: then all its tasks are posted. If the command is interrupted, run it again.
 
-    With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
-    worker. With --holders that many machines keep shares of the key. Drawn machines keep the data set. Then it
-    may be offline after this command. For a public task --keep-input does the same.
+    With --private the data set, the states and the outputs are encrypted. Of a container these are its mounts,
+    output and log. The node in --home hands the key to the worker. With --holders that many machines keep shares
+    of the key. Drawn machines keep the data set. Then it may be offline after this command. For a public task
+    --keep-input does the same.
 
     With --members N the job is done N times, each time with another seed. All N get machines at once, or none.
 
@@ -558,7 +571,7 @@ class _Wanted(NamedTuple):
 
     @property
     def needs_dataset(self) -> bool:
-        """Whether the plain data set is needed here."""
+        """Whether the plain data set of a proven job is needed here."""
         return bool(self.is_private or self.keeps_input or self.holders)
 
     @property
@@ -578,6 +591,7 @@ class _Order(NamedTuple):
     wanted: _Wanted
     is_kept: bool | None
     private: PrivateTask | None
+    sealed: SealedTask | None
     plain: bytes | None
     standing: int
     locked: int
@@ -595,11 +609,13 @@ def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wa
     job = _job(session, client, recipe, has_custody=wanted.is_kept is not False)
     made, spec = job.made, decode_spec(job.raw)
     is_kept = job.terms.custody if wanted.is_kept is None else wanted.is_kept
-    plain = private = None
+    plain = private = sealed = None
     if spec.is_metered:
         refuse_given(_PROVEN_ONLY, "a container has neither custody nor groups")
         is_kept = False
-    if wanted.needs_dataset:
+        job, sealed = _sealed(session, client, key, job, wanted)
+        made, spec = job.made, decode_spec(job.raw)
+    elif wanted.needs_dataset:
         plain = plain_dataset(spec, wanted.dataset) if made is None else made.rows
     if wanted.is_private and plain is not None:
         private = PrivateTask(session, client, key, spec, plain, wanted.holders, wanted.threshold)
@@ -614,7 +630,7 @@ def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wa
     else:
         quoted = client.quote_task(job.raw)
         objections = private.objections(quoted)
-    if wanted.keeps_data:
+    if wanted.keeps_data and sealed is None:
         objections += _noticed(quoted, FEW_CUSTODIANS)
     if is_kept is not False:
         objections += _noticed(quoted, CUSTODY_TOO_DEAR)
@@ -626,9 +642,32 @@ def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wa
     standing = check_seats(wanted.members, wanted.spares)
     locked = quoted.total if wanted.members == 1 else seats_price(quoted, wanted.members, standing)
     return _Order(
-        client, key, job, spec, quoted, wanted, is_kept, private, plain, standing, locked,
+        client, key, job, spec, quoted, wanted, is_kept, private, sealed, plain, standing, locked,
         _told_before(spec, locked, wanted.members),
     )  # fmt: skip
+
+
+def _sealed(
+    session: Session, client: Client, key: SecretKey, job: _Unposted, wanted: _Wanted
+) -> tuple[_Unposted, SealedTask | None]:
+    """Seal a container that asks for it. Raises ConfigError, UsageError."""
+    made = job.made
+    if not isinstance(made, ContainerJob):
+        if container_of(decode_spec(job.raw)).sealed is not None or wanted.is_private:
+            raise click.UsageError("mounts and secrets are sealed from the job's own file: give it with --file")
+        return job, None
+    if wanted.is_private and (made.sealing is None or not made.sealing.is_private):
+        secrets = NO_SECRETS if made.sealing is None else made.sealing.secrets
+        made = with_sealing(made, Sealing(is_private=True, secrets=secrets))
+    if made.sealing is None:
+        if wanted.holders:
+            raise click.UsageError(
+                "--holders keep shares of a key, and this container has none: nothing is sealed"
+            )
+        return job, None
+    sealed = SealedTask(session, client, key, container_of(made.spec), wanted.holders, wanted.threshold)
+    made = seal_job(made, key)
+    return job._replace(raw=encode_spec(made.spec), made=made), sealed
 
 
 def _told_before(spec: JobSpec, locked: int, members: int) -> dict[str, str]:
@@ -682,6 +721,8 @@ def _post_one(session: Session, order: _Order, *, yes: bool) -> tuple[bytes, Rec
         order.what["read by"] = private.readers
     elif order.is_kept or (order.is_kept is None and (quoted.custody or order.wanted.keeps_input)):
         ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
+    if order.sealed is not None:
+        order.what["read by"] = order.sealed.readers
     if ask is not None:
         if order.wanted.keeps_data:
             ask.kept = kept_input(client, key, spec, private, order.plain or b"", quoted)
@@ -695,7 +736,8 @@ def _post_one(session: Session, order: _Order, *, yes: bool) -> tuple[bytes, Rec
     task_id = task_id_of(key.address, decode_transaction(signed).nonce)
     if ask is not None:
         ask.finish(task_id)
-    shared = private.share(task_id) if private is not None else {}
+    owner = private or order.sealed
+    shared = owner.share(task_id) if owner is not None else {}
     return task_id, receipt, order.locked, shared
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from node.cli.output import show_amount
+from node.cli.output import counted, show_amount
 from node.cli.session import Session
 from node.cli.tasks.group import SeatTerms
-from node.cli.tasks.keeping import NO_CUSTODY, CustodyAsk, check_node, share_out, told_readers
+from node.cli.tasks.keeping import NO_CUSTODY, CustodyAsk, check_node, share_out, told_holders, told_readers
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
 from node.cli.tasks.watch import say
 from node.market.private_jobs import INPUTS, make_private
@@ -18,13 +18,16 @@ from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
+from tasks.kinds.container import ContainerPart
 from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.group_records import seat_task
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import JobSpec
 
-__all__ = ["PrivateTask", "check_budget", "kept_input", "seat_terms", "send_ask"]
+__all__ = [
+    "PrivateTask", "SealedTask", "check_budget", "container_readers", "kept_input", "seat_terms", "send_ask",
+]  # fmt: skip
 
 
 def seat_terms(
@@ -76,6 +79,44 @@ def kept_input(
     return KeptInput(client, key, commitment, input_price(quoted))
 
 
+class SealedTask:
+    """A sealed container that is being created: who reads it, and who keeps shares of its key.
+
+    Raises ConfigError, BadParameter.
+    """
+
+    def __init__(
+        self, session: Session, client: Client, key: SecretKey, part: ContainerPart, holders: int,
+        threshold: int | None,
+    ) -> None:  # fmt: skip
+        self.control = check_node(session, key)
+        self._holders, self._threshold = holders, _threshold_of(holders, threshold)
+        self.readers = f"{container_readers(part)}; {told_holders(client, self._threshold, holders)}"
+
+    def share(self, task: bytes) -> dict[str, list[str]]:
+        """Hand out the shares; return who keeps one."""
+        if not self._holders:
+            return {}
+        return {"holders": share_out(self.control, task, self._threshold, self._holders)}
+
+
+def container_readers(part: ContainerPart) -> str:
+    """Return who can read what of a container, in words."""
+    machines = counted(part.metering.retries + 1, "machine")
+    who = f"the owner of the machine that runs it ({machines} at most, one after the other)"
+    if part.sealed is None:
+        return "everybody reads its command, mounts, output and log"
+    if not part.is_private:
+        return f"its secrets: {who}; everybody reads its command, mounts, output and log"
+    return f"mounts and secrets: {who}; output and log: that one and you; everybody reads its command"
+
+
+def _threshold_of(holders: int, threshold: int | None) -> int:
+    if holders and (threshold or 1) > holders:
+        raise click.BadParameter("more shares than --holders", param_hint="--threshold")
+    return threshold or holders // 2 + 1
+
+
 class PrivateTask:
     """A private job that is being created, and who keeps shares of its key. Raises ConfigError, UsageError."""
 
@@ -84,9 +125,7 @@ class PrivateTask:
         threshold: int | None,
     ) -> None:  # fmt: skip
         self.control = check_node(session, key)
-        self._holders, self._threshold = holders, threshold or holders // 2 + 1
-        if holders and self._threshold > holders:
-            raise click.BadParameter("more shares than --holders", param_hint="--threshold")
+        self._holders, self._threshold = holders, _threshold_of(holders, threshold)
         self._known = dataset_objections(spec, read_dataset_facts(dataset))
         self.job = make_private(key, spec, dataset)
         self.readers = told_readers(client, self._threshold, holders)

@@ -30,7 +30,7 @@ from tasks.engines.errors import EngineMissing
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.generate import GeneratePart
 from tasks.models.errors import ModelError
-from tasks.spec import ClassifierPart, DecoderPart, EmbedPart, EvaluatePart, FinetunePart, JobSpec
+from tasks.spec import ClassifierPart, DecoderPart, EmbedPart, EvaluatePart, FinetunePart, JobSpec, container_of
 
 __all__ = ["result"]
 
@@ -131,7 +131,8 @@ def _show_result(session: Session, asked: _Asked, *, yes: bool, as_json: bool) -
         record = record_of(client, task_id)
         spec = spec_of(record)
         if spec.is_metered:
-            show_container(session, client, task_id, out, to=to, as_json=as_json)
+            is_private = container_of(spec).is_private
+            show_container(session, client, task_id, out, is_private=is_private, to=to, as_json=as_json)
             return
         why = record.reason.replace("_", " ")
         if record.has_ended and not record.final_windows:

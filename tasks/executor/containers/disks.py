@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,8 @@ from tasks.executor.containers.request import RESTORED
 __all__ = ["MARKER", "ContainerDisk", "folder_state", "missing_for_disks"]
 
 MARKER: Final = "scratch/.dekube-disk"
+SECRETS_TMPFS_BYTES: Final = 1 << 20
+SECRETS_INODES: Final = 256
 _COMMAND_S: Final = 120
 WIPE_S: Final = 300.0
 WIPE_BYTES: Final = 4 << 20
@@ -45,6 +47,8 @@ class ContainerDisk:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self._file = folder, folder / "disk", folder / "disk.img"
+        self.secrets = folder / "secrets"
+        """Where the files of secrets are: a file system in memory."""
 
     def input_path(self, number: int) -> Path:
         """Return where an input is put."""
@@ -90,6 +94,31 @@ class ContainerDisk:
         shutil.rmtree(source)
         source.mkdir()  # it tells later that the container began with a checkpoint
 
+    def put_secrets(self, files: Iterable[tuple[str, bytes]]) -> None:
+        """Write the files of secrets, by path in the container, into memory. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.forget_secrets()
+        self.secrets.mkdir(mode=0o755)
+        options = f"size={SECRETS_TMPFS_BYTES},nr_inodes={SECRETS_INODES},mode=0755,noexec,nosuid,nodev"
+        try:
+            _run("mount", "-t", "tmpfs", "-o", f"{options},noswap", "tmpfs", str(self.secrets))
+        except OSError:  # a kernel before 6.4 may swap it
+            _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.secrets))
+        for path, content in files:
+            place = self.secrets / Path(path).name
+            place.write_bytes(content)
+            place.chmod(0o444)
+
+    def forget_secrets(self) -> None:
+        """Remove the files of secrets from memory, if there are any."""
+        while self.secrets.is_mount():
+            for place in self.secrets.iterdir():
+                place.write_bytes(bytes(place.stat().st_size))
+                place.unlink()
+            _run("umount", "-l", str(self.secrets))
+        if self.secrets.exists():
+            self.secrets.rmdir()
+
     @property
     def is_mounted(self) -> bool:
         """Whether it is mounted."""
@@ -118,6 +147,7 @@ class ContainerDisk:
         """
         if not self.folder.exists():
             return True
+        self.forget_secrets()
         self.unmount()
         deadline = time.monotonic() + WIPE_S
         files = [self._file, *sorted((self.folder / "inputs").rglob("*")), *sorted(self.folder.glob("*.tar"))]
@@ -131,6 +161,7 @@ class ContainerDisk:
     def remove(self) -> None:
         """Remove it with the inputs."""
         if self.folder.exists():
+            self.forget_secrets()
             self.unmount()
             shutil.rmtree(self.folder)
 

@@ -33,6 +33,7 @@ from tasks.executor.containers.errors import (
 from tasks.executor.containers.images import Images
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_stream import LogTail, RotationWatch
+from tasks.executor.containers.masking import Masker
 from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import (
@@ -213,6 +214,8 @@ class DockerBackend:
         """Make the container and start it (``ContainerBackend``)."""
         facts = await self.check(request)
         image = await self._images.find(request)
+        if image is None and request.secrets.login is not None:  # another task with a login had it removed
+            image = await self._images.bring(request, facts.root, lambda _progress: None)
         if image is None:
             raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
         disk = self.disk(task)
@@ -224,6 +227,8 @@ class DockerBackend:
             await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
             if request.checkpoint_path:
                 await trio.to_thread.run_sync(disk.restore, CHECKPOINT_FOLDER, request.user)
+            if request.secrets.files:
+                await trio.to_thread.run_sync(disk.put_secrets, request.secrets.files)
             async with self._choosing_gpus:  # from the choice until the container has their label
                 gpus = await self._free_gpus(request.limits.gpus)
                 body = self._order(task, request, image, facts, gpus)
@@ -248,7 +253,7 @@ class DockerBackend:
         disk = self.disk(task)
         inputs = tuple(str(disk.input_path(number)) for number, _ in enumerate(request.mounts))
         return create_body(
-            request, image, Places(str(disk.root), inputs, str(self.socket_folder(task))),
+            request, image, Places(str(disk.root), inputs, str(self.socket_folder(task)), str(disk.secrets)),
             {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
             has_init=facts.has_init,
         )  # fmt: skip
@@ -413,6 +418,7 @@ class DockerBackend:
     async def wipe(self, task: bytes) -> bool:
         """Remove a killed container, and overwrite its disk and inputs; tell whether all was overwritten."""
         await self._remove_container(task)
+        await self._images.release()
         is_whole = await trio.to_thread.run_sync(self.disk(task).wipe)
         self._forget(task)
         return is_whole
@@ -437,9 +443,10 @@ class DockerBackend:
             return Collected(b"", None, "the engine no longer has the container")
         if found["State"]["Running"]:
             raise ContainerRefused("outputs of a container that still runs are not read")
-        tail = LogTail()
+        tail, masker = LogTail(), Masker(request.secrets.values)
         async for data in self._engine.log(found["Id"]):
-            tail.add(data)
+            tail.add(await trio.to_thread.run_sync(masker.feed, data))
+        tail.add(await trio.to_thread.run_sync(masker.finish))
         if not request.output_path:
             return Collected(tail.contents(), None)
         try:
@@ -493,6 +500,7 @@ class DockerBackend:
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
         await self._remove_container(task)
+        await self._images.release()
         await self.clear(task)
         self._forget(task)
         await trio.to_thread.run_sync(_remove_folder, self.socket_folder(task))

@@ -142,6 +142,12 @@ class Engine:
                 for line in filter(bytes.strip, lines):
                     yield decode_answer(line)
 
+    async def ask_registry(self, reference: str, login: RegistryLogin | None) -> None:
+        """Ask the image's registry for its manifest. Raises EngineError where it gives none to this login."""
+        headers = {} if login is None else {"X-Registry-Auth": login.header()}
+        async with self._open("GET", f"/distribution/{quoted(reference)}/json", headers=headers) as answer:
+            await _read(answer)
+
     async def archive(self, container: str, path: str) -> AsyncIterator[bytes]:
         """Yield the tar of a folder of a container."""
         self.own_calls.expect(container, "archive-path")

@@ -84,24 +84,50 @@ class Images:
 
         Raises ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom.
         """
-        found = await self.find(request)
+        found, login = await self.find(request), self._login_of(request)
         if found is None:
-            await self._pull(request.image, root, on_pull)
+            if request.secrets.login is not None:  # written first: an image that it brings is never without
+                await trio.to_thread.run_sync(self._note_login, request.image)
+            await self._pull(request.image, login, root, on_pull)
             found = await self.find(request)
             if found is None:
                 raise ImageUnavailable(f"{request.image.reference}: the engine does not have it after the pull")
             await self._engine.post(
                 f"/images/{found.image_id}/tag", repo=self._own, tag=request.image.digest.hex()
             )
+        elif self._login_mark(request.image).exists():
+            # The registry says whether this task may have it too: a pull of what is here might not ask.
+            try:
+                await self._engine.ask_registry(request.image.reference, login)
+            except EngineError as error:
+                raise ImageUnavailable(f"{request.image.reference}: {error}") from None
         if found.size_bytes > self._bytes_max:
             await self._remove(request.image.digest.hex())
             raise ImageTooLarge(f"{found.size_bytes} bytes unpacked, limit {self._bytes_max}")
         await trio.to_thread.run_sync(self._note_use, request.image)
         return found
 
-    async def _pull(self, image: Image, root: str, on_pull: OnPull) -> None:
+    def _login_of(self, request: ContainerRequest) -> RegistryLogin | None:
+        """Return the login for a request's registry: that of its task, or the operator's."""
+        own = request.secrets.login
+        if own is None:
+            return self._logins.get(request.image.registry)
+        return RegistryLogin(request.image.registry, *own)
+
+    def _login_mark(self, image: Image) -> Path:
+        return self._folder / f"{image.digest.hex()}.login"
+
+    def _note_login(self, image: Image) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._login_mark(image).write_bytes(b"")
+
+    async def release(self) -> None:
+        """Remove images that logins of tasks have brought, unless a container needs them."""
+        for mark in await trio.to_thread.run_sync(lambda: list(self._folder.glob("*.login"))):
+            await self._remove(mark.stem)
+
+    async def _pull(self, image: Image, login: RegistryLogin | None, root: str, on_pull: OnPull) -> None:
         totals = PullTotals()
-        login = self._logins.get(image.registry)
         try:
             async for line in self._engine.pull(image.repository, image.name, login):
                 if "error" in line:
@@ -168,6 +194,7 @@ class Images:
                 raise
             return False
         (self._folder / digest).unlink(missing_ok=True)
+        (self._folder / f"{digest}.login").unlink(missing_ok=True)
         _log.info("an image was removed", digest=digest)
         return True
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
 from tasks.executor.containers.errors import RequestInvalid
 
 __all__ = [
@@ -140,6 +141,7 @@ class ContainerRequest:
     checkpoint_path: str = ""
     checkpoint_bytes: int = 0
     is_resumed: bool = False
+    secrets: ContainerSecrets = field(default=NO_SECRETS, repr=False)
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""
@@ -148,6 +150,8 @@ class ContainerRequest:
         names = [_variable(text) for text in self.environment]
         if len(set(names)) != len(names):
             raise RequestInvalid("environment: a name occurs twice")
+        if both := sorted(set(names) & {name for name, _ in self.secrets.variables}):
+            raise RequestInvalid(f"secrets: {both[0]} is in the environment too")
         if not 0 <= self.user < IDENTITIES:
             raise RequestInvalid(f"user: {self.user} is not between 0 and {IDENTITIES - 1}")
         if len(self.mounts) > MOUNTS_MAX:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.errors import ContainerRefused, RequestInvalid, SettingsDiffer
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, check_path
 
@@ -78,6 +79,8 @@ class Places:
     disk: str
     inputs: tuple[str, ...] = ()
     socket: str = ""
+    secrets: str = ""
+    """Folder in memory with the files of secrets; empty without any."""
 
     @property
     def output(self) -> str:
@@ -161,6 +164,8 @@ def mounts_of(request: ContainerRequest, image: ImageFacts, places: Places) -> l
         made.append(_mount(source, mount.path, read_only=True))
     if places.socket:
         made.append(_mount(places.socket, SOCKET_PATH, read_only=True))
+    if request.secrets.files:
+        made.append(_mount(places.secrets, SECRETS_FOLDER, read_only=True))
     return made
 
 
@@ -184,7 +189,8 @@ def environment_of(
     Where an engine's default runtime is NVIDIA's, this variable gives a container GPUs that it has not ordered,
     and images for CUDA bring it along with the value ``all``.
     """
-    kept = [text for text in request.environment if text.partition("=")[0] != GPU_VARIABLE]
+    wanted = (*request.environment, *(f"{name}={value}" for name, value in request.secrets.variables))
+    kept = [text for text in wanted if text.partition("=")[0] != GPU_VARIABLE]
     own = {text.partition("=")[0] for text in kept}
     machine = [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own]
     if has_socket:

@@ -26,6 +26,11 @@ from rpc.protocol.task_views import (
     encode_view,
 )
 from state.primitives.codec import encode
+from tasks.custody.container_keys import LOG as LOG_RESULT
+from tasks.custody.container_keys import open_result, seal_terms
+from tasks.custody.errors import SecretsInvalid, StreamInvalid, WrapInvalid
+from tasks.custody.secrets import ContainerSecrets, decode_secrets, encode_secrets
+from tasks.custody.streams import open_stream, seal_stream
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
 from tasks.executor.containers.images import PullTotals
@@ -39,6 +44,7 @@ from tasks.executor.containers.log_entries import (
 from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogFrames
 from tasks.executor.containers.logins import decode_logins
+from tasks.executor.containers.masking import masked
 from tasks.executor.containers.outputs import pack_outputs
 from tasks.executor.containers.progress_pattern import ProgressPattern
 from tasks.executor.containers.progress_report import decode_report
@@ -49,6 +55,17 @@ from tasks.ledger.meter_records import ContainerEnd
 from tests.fuzz.targets.base import Target, canonical
 
 OUTPUT_BYTES = 1 << 16
+STREAM_KEY = b"k" * 32
+TERMS = seal_terms(STREAM_KEY, b"s" * 32, is_private=True, blob=bytes(32), size_bytes=0)
+SEALED_LOG = bytes.fromhex(
+    "913445df103cecf9a0663649829cbf5894ec78cfd96b56d5dd00b69f2aad7e430280e23cb0f17ce18a725ae850c43abd05e0ddf1de91ed"
+    "82bc8d00ce4ed07320ac3865e3299af7b0c52c71d8dac5400873737373737373737373737373737373737373737373737373737373737373"
+    "739e36e4e5a00fe47abdf3a53d08029ef0b5988b"
+)
+"""A log that was sealed to the results' key of TERMS."""
+SECRETS = (
+    ContainerSecrets(), ContainerSecrets([("A", "x"), ("B", "y")], [("/run/secrets/k", b"z")], ("user", "pass")),
+)  # fmt: skip
 END = ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"", 0, b"")
 NOTES = ContainerNote(), ContainerNote(60, 5, END), ContainerNote(60, 5, END, b"s" * 32)
 LOG = b"\x01\0\0\0\0\0\0\x05begun\x02\0\0\0\0\0\0\x06failed"
@@ -108,6 +125,25 @@ def targets() -> Iterator[tuple[str, Target]]:
             for leaves, blobs in ((False, ()), (True, (b"a" * 32, b"b" * 32)))
         ),
         ("node.market.container_checkpoints:decode_checkpoint_note",),
+    )  # fmt: skip
+    yield "secrets of a container", Target(
+        canonical(decode_secrets, encode_secrets), tuple(map(encode_secrets, SECRETS)),
+        ("tasks.custody.secrets:decode_secrets",), (SecretsInvalid,),
+    )  # fmt: skip
+    yield "a sealed stream", Target(
+        lambda data: b"".join(open_stream(STREAM_KEY, [data])),
+        (b"".join(seal_stream(STREAM_KEY, b"s" * 32, [b"content" * 9])),),
+        ("tasks.custody.streams:open_stream",), (StreamInvalid,),
+    )  # fmt: skip
+    yield "a sealed result", Target(
+        lambda data: b"".join(open_result(STREAM_KEY, TERMS, [data], task=b"t" * 32, what=LOG_RESULT)),
+        (SEALED_LOG,),
+        ("tasks.custody.container_keys:open_result", "tasks.custody.wraps:unwrap_result_key"),
+        (StreamInvalid, WrapInvalid), cost=4,
+    )  # fmt: skip
+    yield "a log with secrets", Target(
+        lambda data: masked((b"secret-value", b"another secret"), data), (b"a secret-value, a bm90aGVyIHNlY3Jl",),
+        ("tasks.executor.containers.masking:Masker.feed",), (),
     )  # fmt: skip
     yield "outputs of a container", Target(
         _pack, (_archive(),), ("tasks.executor.containers.outputs:pack_outputs",), (BadOutputs,), cost=8,
