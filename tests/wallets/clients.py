@@ -266,7 +266,6 @@ class Cast:
         return {"heads": str(len(heads)), "logs": [e["args"] for e in told if e["name"] == self._filtered_event]}
 
     async def watch(self, *, node: int, contract: str, event: str) -> Any:
-        self._printed = b""
         words = [
             "logs", "--subscribe", "--address", self._contracts[contract]["address"],
             self._event_signature(contract, event), "--json", "--rpc-url", self._nodes[node]["ws"],
@@ -275,22 +274,22 @@ class Cast:
             trio.run_process, stdout=subprocess.PIPE, check=False, cwd=self._folder, env=self._environment
         )
         process = await self._nursery.start(start, [self._program, *words])
-        self._watching = process, trio.Event()
+        self._watching = process, trio.Event(), bytearray()  # one that watched before may still print
         self._nursery.start_soon(self._read, *self._watching)
         return await self._say("block-number")
 
-    async def _read(self, process: trio.Process, done: trio.Event) -> None:
+    async def _read(self, process: trio.Process, done: trio.Event, printed: bytearray) -> None:
         assert process.stdout is not None
         async for piece in process.stdout:
-            self._printed += piece
+            printed += piece
         done.set()
 
     async def seen(self) -> Any:
         """Return what it was told; the end of what it prints stays in its buffer until somebody interrupts it."""
-        process, done = self._watching
+        process, done, printed = self._watching
         process.send_signal(signal.SIGINT)
         await done.wait()
-        return {"heads": [], "logs": [_event(log)["args"] for log in json.loads(self._printed)]}
+        return {"heads": [], "logs": [_event(log)["args"] for log in json.loads(bytes(printed))]}
 
     async def sign(self, *, key: str, message: str) -> str:
         return await self._say("wallet", "sign", "--private-key", key, message, is_online=False)
