@@ -534,6 +534,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     containers.host(world, 79)
     held, hosted = containers.started(world)
     assert world.send(hosted, REPORT_TAMPERING, [held, 5]) is None
+    assert world.send(REQUESTER, CANCEL_TASK, [held]) is None  # else it takes the next machine
     hosted = containers.host(world, 80)
     twin = containers.host(world, 81)
     quorums.Play(world=world, at_work={hosted: quorums.Hand(), twin: quorums.Hand()}).play()
