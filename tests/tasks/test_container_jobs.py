@@ -137,7 +137,8 @@ def test_ticks_and_time_are_bounded() -> None:
         Schedule(200_000, 10, 10), Schedule(3_600 * 1_000, 3_600, 3_600),
     ):  # fmt: skip
         refused(container()._replace(schedule=schedule), "schedule")
-    refused(container(metering=Metering("progress", 60, 1)), "reserved")
+    refused(container(metering=Metering("hours", 60, 1)), "reserved")
+    refused(container(metering=Metering("progress", 60, 1)), "idle_s")
     refused(container(metering=Metering("reserved", 5, 1)), "grace_s")
     refused(container(metering=Metering("reserved", 60, 9)), "retries")
 
