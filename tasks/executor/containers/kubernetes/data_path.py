@@ -198,4 +198,4 @@ async def _checksum(api: ClusterApi, pod: str, patience_s: float) -> str:
             continue
         if code:
             raise BadOutputs(f"the outputs cannot be read (code {code})")
-        return told[:64].decode("ascii", "replace")
+        return told.strip()[:64].decode("ascii", "replace")

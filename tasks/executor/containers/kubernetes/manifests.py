@@ -47,6 +47,8 @@ JOB: Final = "container"
 NAME_BYTES_MAX: Final = 63
 HELPER_MEMORY_MIB: Final = 64
 HELPER_MILLICORES: Final = 100
+HELPER_MILLICORES_MAX: Final = 1_000
+"""A helper is quick when it moves data, and asks for little while it waits."""
 STAGE_MIB: Final = 256
 """Room for pieces of the inputs that arrived and are not yet unpacked."""
 LOG_MIB: Final = 64
@@ -152,10 +154,11 @@ def _resources(**values: str) -> dict[str, Any]:
 
 
 def _helper(name: str, image: str, script: str, user: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    requests = _limits(HELPER_MILLICORES, HELPER_MEMORY_MIB, LOG_MIB)
     return {
         "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "command": ["/bin/sh", "-c", script],
         "securityContext": _security(user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
-        "resources": _resources(**_limits(HELPER_MILLICORES, HELPER_MEMORY_MIB, LOG_MIB)),
+        "resources": {"limits": requests | {"cpu": f"{HELPER_MILLICORES_MAX}m"}, "requests": requests},
     }  # fmt: skip
 
 
@@ -173,7 +176,9 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
         mounts.append(_mount("disk", request.output_path, inner="output"))
     for number, mount in enumerate(request.mounts):
         mounts.append(_mount("inputs", mount.path, inner=str(number), read_only=True))
-    given = _limits(limits.cores * 1_000, limits.memory_mib, limits.disk_mib + LOG_MIB)
+    # A pod is evicted when its volumes and logs exceed its containers' limits together, so inputs count too.
+    stored_mib = limits.disk_mib + _inputs_mib(request) + STAGE_MIB + LOG_MIB
+    given = _limits(limits.cores * 1_000, limits.memory_mib, stored_mib)
     if limits.gpus:
         given[cluster.gpu_resource] = str(limits.gpus)
     variables = (text.partition("=") for text in environment_of(request))
@@ -190,6 +195,11 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
     return body
 
 
+def _inputs_mib(request: ContainerRequest) -> int:
+    """Return the room for unpacked inputs: small files take whole blocks."""
+    return 1 + sum(mount.size_bytes for mount in request.mounts) * 5 // 4 // (1 << 20) + len(request.mounts)
+
+
 def _literal(text: str) -> str:
     """Return a text that the kubelet does not expand: it replaces ``$(NAME)``, and ``$$`` by ``$``."""
     return text.replace("$", "$$")
@@ -198,7 +208,6 @@ def _literal(text: str) -> str:
 def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     """Return the pod of a container."""
     limits, user = request.limits, request.user
-    inputs_mib = 1 + sum(mount.size_bytes for mount in request.mounts) * 5 // 4 // (1 << 20) + len(request.mounts)
     disk, stage = _mount("disk", "/dekube/disk"), _mount("stage", "/dekube/stage")
     receiver = _helper(
         RECEIVER, cluster.helper_image, RECEIVE, user, [_mount("inputs", "/dekube/inputs"), disk, stage]
@@ -223,7 +232,7 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
         },
         "initContainers": [receiver], "containers": [main_container(request, cluster), helper],
         "volumes": [
-            volume("disk", limits.disk_mib), volume("inputs", inputs_mib), volume("stage", STAGE_MIB),
+            volume("disk", limits.disk_mib), volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
             volume("shm", max(1, limits.memory_mib // 2), "Memory"),
         ],
     }  # fmt: skip

@@ -71,8 +71,15 @@ def archive(offset: int) -> str:
 
 
 def checksum() -> str:
-    """Return the script that tells the SHA-256 of the archive."""
-    return f"cd {DISK} && tar -cf - output | sha256sum"
+    """Return the script that tells the SHA-256 of the archive, after an empty line every few seconds meanwhile."""
+    return f"""
+cd {DISK} || exit 1
+while :; do echo; sleep 5; done & alive=$!
+sum=$(tar -cf - output | sha256sum); code=$?
+kill $alive
+echo "$sum"
+exit $code
+"""
 
 
 def stop_all(signal: str) -> str:

@@ -49,7 +49,7 @@ REQUESTS = st.builds(
     command=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
                      max_size=4).map(tuple),
     environment=st.lists(st.sampled_from(["A=$(HOME)", "B=$$x", "C=1000m", "D="]), unique=True).map(tuple),
-    mounts=st.sampled_from([(), (InputMount(bytes(32), "/in", 10, is_folder=False),)]),
+    mounts=st.sampled_from([(), (InputMount(bytes(32), "/in", 1 << 30, is_folder=False),)]),
     user=st.integers(1, 65_535),
 )  # fmt: skip
 
@@ -65,10 +65,20 @@ def test_every_pod_is_restricted(made: ContainerRequest) -> None:
         assert not security["allowPrivilegeEscalation"] and not security["privileged"]
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert one["resources"]["limits"] == one["resources"]["requests"]
+        assert set(one["resources"]["limits"]) == set(one["resources"]["requests"])
+    main = spec["containers"][0]["resources"]
+    assert main["limits"] == main["requests"], "a container gets what it asked for, no more and no less"
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
     assert all(volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"])
     assert json.loads(json.dumps(spec)) == spec
+
+
+@given(REQUESTS)
+def test_no_pod_is_evicted_for_what_its_volumes_may_hold(made: ContainerRequest) -> None:
+    spec = pod_spec(made, CLUSTER)
+    allowed = sum(amount(one["resources"]["limits"]["ephemeral-storage"]) for one in spec["containers"])
+    on_disk = (one["emptyDir"] for one in spec["volumes"] if one["emptyDir"].get("medium") != "Memory")
+    assert sum(amount(one["sizeLimit"]) for one in on_disk) <= allowed
 
 
 @given(REQUESTS)
