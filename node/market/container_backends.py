@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.home.options import ExecutorOptions
 from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend
 from tasks.executor.containers.errors import ContainerRefused
-from tasks.executor.containers.kubernetes import backend as kubernetes
 from tasks.executor.containers.logins import read_logins
+
+if TYPE_CHECKING:
+    from tasks.executor.containers.kubernetes import backend as kubernetes
 
 __all__ = ["backend_of"]
 
@@ -31,8 +35,12 @@ def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> Container
 def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernetes.KubernetesBackend:
     """Return the back end of the cluster that is lent. Raises ContainerRefused for a prefix that cannot be."""
     lent = options.kubernetes
-    chosen = kubernetes.KubernetesOptions(
+    found = import_module(
+        "tasks.executor.containers.kubernetes.backend"
+    )  # a node without a cluster needs none of it
+    chosen = found.KubernetesOptions(
         lent.kubeconfig, lent.prefix, lent.images, lent.helper_image, lent.runtime_class, lent.gpu_resource,
         lent.gpus, lent.disk_gib, lent.unisolated_allowed,
     )  # fmt: skip
-    return kubernetes.KubernetesBackend(chosen, node, folder)
+    made: kubernetes.KubernetesBackend = found.KubernetesBackend(chosen, node, folder)
+    return made

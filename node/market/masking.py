@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
+import orjson
+
 __all__ = ["REMOVED", "Mask", "secrets_of_document", "sounds_secret"]
 
 REMOVED: Final = "(removed)"
@@ -53,8 +55,8 @@ def secrets_of_document(text: str) -> set[str]:
     """Return what may be secret in a file of keys, passphrases, tokens or logins."""
     found = {text.strip(), *(line.strip() for line in text.splitlines())}
     try:
-        found |= _leaves(json.loads(text), "", 0)
-    except (ValueError, RecursionError):
+        found |= _leaves(orjson.loads(text), "", 0)
+    except ValueError:  # orjson bounds the depth itself, whatever the interpreter's limit is
         for line in text.splitlines():
             found |= {part.strip().strip("\"'") for part in re.split(r"[:=\s]+", line)[1:]}
     for one in list(found):

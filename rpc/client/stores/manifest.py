@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from rpc.client.stores.errors import StoreRefused
 from tasks.kinds.folders import ENTRIES_MAX, ArchiveInvalid, check_name
 
@@ -41,7 +43,7 @@ def decode_manifest(data: bytes) -> dict[PurePosixPath, Entry]:
     if len(data) > MANIFEST_BYTES_MAX:
         raise StoreRefused(f"{MANIFEST_NAME}: more than {MANIFEST_BYTES_MAX} bytes")
     try:
-        document = json.loads(data)
+        document = orjson.loads(data)
     except (ValueError, RecursionError):
         raise StoreRefused(f"{MANIFEST_NAME}: not JSON") from None
     match document:

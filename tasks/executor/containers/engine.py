@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
+import orjson
 import trio
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
@@ -218,7 +219,7 @@ async def _read(answer: httpx.Response) -> bytes:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return orjson.loads(data)
     except (ValueError, RecursionError):
         raise EngineError(200, "an answer that is not JSON") from None
 
@@ -233,7 +234,7 @@ def decode_answer(data: bytes) -> dict[str, Any]:
 
 def _message(data: bytes) -> str:
     try:
-        text = str(json.loads(data)["message"])
+        text = str(orjson.loads(data)["message"])
     except (ValueError, RecursionError, KeyError, TypeError):
         text = data.decode("utf-8", "replace")
     return " ".join(text.split())[:_ERROR_SHOWN] or "no text"

@@ -128,7 +128,7 @@ def test_only_a_command_that_signs_lists_the_key_that_signs(path: tuple[str, ...
     listed = set(SIGNING) & opts
     if path in SIGNS:
         assert listed == set(SIGNING)
-    elif path in {("wallet", "sign"), ("worker", "endorse")}:
+    elif path in {("wallet", "sign"), ("worker", "endorse"), ("task", "logs")}:
         assert listed == {"--key", "--passphrase-file"}
     elif path in {("wallet", "new"), ("wallet", "import"), ("wallet", "export")}:
         assert listed == {"--passphrase-file"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx
+import orjson
 import trio
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
@@ -159,7 +159,7 @@ async def _read(answer: httpx.Response) -> bytes:
 def decode_object(data: bytes) -> dict[str, Any]:
     """Return an object of the API. Raises EngineError for anything else."""
     try:
-        found = json.loads(data)
+        found = orjson.loads(data)
     except (ValueError, RecursionError):
         raise EngineError(200, "an answer that is not JSON") from None
     if not isinstance(found, dict) or not isinstance(found.get("metadata", {}), dict):
@@ -169,7 +169,7 @@ def decode_object(data: bytes) -> dict[str, Any]:
 
 def _message(data: bytes) -> str:
     try:
-        text = str(json.loads(data)["message"])
+        text = str(orjson.loads(data)["message"])
     except (ValueError, RecursionError, KeyError, TypeError):
         text = data.decode("utf-8", "replace")
     return " ".join(text.split())[:_ERROR_SHOWN] or "no text"

@@ -6,12 +6,12 @@ has done its work is known from the error channel alone; a connection that ends 
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+import orjson
 import trio
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -100,7 +100,7 @@ class Command:
 def status_of(data: bytes) -> int:
     """Return the exit code that the error channel tells. Raises EngineError for a failure of another kind."""
     try:
-        found = json.loads(data)
+        found = orjson.loads(data)
         if found["status"] == "Success":
             return 0
         for cause in (found.get("details") or {}).get("causes") or ():
