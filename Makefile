@@ -86,7 +86,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation
+UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation $(LATER_ENGINES:%=--ignore %)
 
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(UNIT) -m "not cluster and not compose and not s3 and not kubernetes"
@@ -127,14 +127,19 @@ soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, 
 # Where tests marked cluster are: other folders need not be collected. tests/cluster/conftest.py orders the files.
 CLUSTER = tests/cluster tests/testnet tests/node/bench
 NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
+# Long walks of the chain's side, and lives of containers on engines of their own: they follow `make test`, in after-test.
+LATER = tests/cluster/test_founders.py tests/cluster/test_signer.py
+LATER_ENGINES = tests/node/market/test_leaving.py tests/node/market/test_quorums.py tests/node/market/test_sealed_containers.py \
+  tests/node/market/test_tampering.py tests/tasks/executor/containers/test_secrets.py
 
 networks: $(VENV)/dev.stamp ## cluster and test-wallets at once: what waits beside what computes
-	$(NETWORKS) -m cluster $(CLUSTER) tests/wallets
+	$(NETWORKS) -m cluster $(LATER:%=--ignore %) $(CLUSTER) tests/wallets
 
 after-test: $(VENV)/dev.stamp ## what follows `make test` before a merge: containers, compiled clients (CLIENTS, BLOCKS), an S3 server
 	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
 	  $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster or compose or s3" tests/testnet/test_compose.py tests/clients \
 	  tests/rpc/client/stores
+	$(BIN)/pytest -q -n 2 --dist loadfile --without-nightly $(LATER) $(LATER_ENGINES)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(NETWORKS) -m cluster $(CLUSTER)

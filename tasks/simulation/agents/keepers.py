@@ -19,7 +19,7 @@ from tasks.simulation.market import View
 from tasks.simulation.work import KEEP, RESULT, Costs, OffChain, Use
 from tasks.spec import JobSpec
 
-__all__ = ["KEEPER_WAYS", "FalseKeeper", "GarbageWorker", "KeepingRequester"]
+__all__ = ["KEEPER_WAYS", "FalseKeeper", "GarbageWorker", "KeepingRequester", "ends_of_custody"]
 
 KEEPER_WAYS: Final = ("keeps", "keeps nothing", "serves nobody", "signs nothing")
 """What a custodian does: all that it signs for; signs and drops it; keeps it, and shows chunks on chain alone;
@@ -90,6 +90,19 @@ class GarbageWorker(ForgingWorker):
         return use != RESULT or self.serves_results
 
 
+def ends_of_custody(view: View, requester: bytes, task: bytes, ended: set[tuple[bytes, int]]) -> list[Action]:
+    """Return what ends the custody of a task's outputs, but of those that are ``ended``, which grows."""
+    actions: list[Action] = []
+    for window in range(view.task(task).final_windows):
+        custody = view.custody(task, window)
+        if custody is None or custody.phase is not CustodyPhase.KEPT or custody.demand is not None:
+            continue
+        if (task, window) not in ended:
+            ended.add((task, window))
+            actions.append(view.end_custody(requester, task, window))
+    return actions
+
+
 class KeepingRequester(Requester):
     """Asks for custody of its outputs, and fetches the last one: of the worker, of custodians, or by demands.
 
@@ -154,12 +167,4 @@ class KeepingRequester(Requester):
         return []
 
     def _end(self, view: View, task: bytes) -> list[Action]:
-        actions: list[Action] = []
-        for window in range(view.task(task).final_windows):
-            custody = view.custody(task, window)
-            if custody is None or custody.phase is not CustodyPhase.KEPT or custody.demand is not None:
-                continue
-            if (task, window) not in self._ended:
-                self._ended.add((task, window))
-                actions.append(view.end_custody(self.address, task, window))
-        return actions
+        return ends_of_custody(view, self.address, task, self._ended)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.simulation.actions import Account, Action
 from tasks.simulation.agents.base import Requester
+from tasks.simulation.agents.keepers import ends_of_custody
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.market import View
 from tasks.simulation.work import OffChain
@@ -35,6 +36,7 @@ class GriefingRequester(Requester):
         self.plot = plot
         self._keeps = keeps
         self._asked: set[tuple[bytes, str]] = set()
+        self._ended: set[tuple[bytes, int]] = set()
 
     def beside(self, view: View, task: bytes, job: JobSpec) -> list[Action]:
         """Ask for custody with the task."""
@@ -61,6 +63,8 @@ class GriefingRequester(Requester):
             return [view.cancel(self.address, task)]
         if self.demands and record.phase in ENDED and record.final_windows and self._once(task, "demand"):
             return [view.demand(self.address, task, view.demand_price(record))]
+        if self._keeps and record.phase == Phase.SETTLED and not self.demands:
+            return ends_of_custody(view, self.address, task, self._ended)  # as an honest one does, for its gas
         return super().tend(view, task)
 
     def _once(self, task: bytes, what: str) -> bool:
