@@ -128,7 +128,7 @@ soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, 
 CLUSTER = tests/cluster tests/testnet tests/node/bench
 NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
 # Long walks of the chain's side, and lives of containers on engines of their own: they follow `make test`, in after-test.
-LATER = tests/cluster/test_founders.py tests/cluster/test_signer.py
+LATER = tests/cluster/test_epochs.py tests/cluster/test_founders.py tests/cluster/test_relay_pay.py tests/cluster/test_signer.py
 LATER_ENGINES = tests/node/market/test_leaving.py tests/node/market/test_quorums.py tests/node/market/test_sealed_containers.py \
   tests/node/market/test_tampering.py tests/tasks/executor/containers/test_secrets.py
 
