@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -21,6 +22,8 @@ START_S: Final = 60
 BUSYBOX: Final = "busybox"
 UNIX_PIPE: Final = "unix_pipe"
 """A program of the image that talks to a Unix socket."""
+TURNS: Final = Path(tempfile.gettempdir()) / "dekube-test-engines.lock"
+"""Two engines that start at once both write the kernel's tables of packets, and one of them gives up."""
 NO_PROXIES: Final = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "")
 
 
@@ -44,10 +47,12 @@ class Engine:
         plugins.mkdir(parents=True)
         (plugins / "docker-compose").symlink_to(Path(sys.executable).parent / "docker-compose")
         self.log = (root / "dockerd.log").open("wb")
+        self._turn = TURNS.open("wb")
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         root = self.root
+        fcntl.flock(self._turn, fcntl.LOCK_EX)  # until it answers
         return subprocess.Popen(
             [
                 "dockerd", f"--host=unix://{self.socket}", f"--data-root={root}/data",
@@ -70,6 +75,12 @@ class Engine:
         return done.stdout
 
     def wait(self) -> None:
+        try:
+            self._wait()
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + START_S
         while subprocess.run(["docker", "version"], env=self.environment, capture_output=True).returncode:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -104,6 +115,7 @@ class Engine:
     def stop(self) -> None:
         self.pause()
         self.log.close()
+        self._turn.close()
         for line in Path("/proc/self/mounts").read_text().splitlines():  # what an engine that failed leaves
             if line.split()[1].startswith((str(self.root), str(self.sockets))):
                 subprocess.run(["umount", "--lazy", line.split()[1]], capture_output=True)
