@@ -97,7 +97,8 @@ def script(*arguments: str) -> str:
 
 def home() -> Path:
     """Return the folder of the cluster of this machine."""
-    return Path(os.environ.get("KUBE_HOME", "/tmp/kube-test"))  # the default of the script
+    number = os.environ.get("KUBE_NUMBER", "0")
+    return Path(os.environ.get("KUBE_HOME", "/tmp/kube-test" + (f"-{number}" if number != "0" else "")))
 
 
 @contextmanager
