@@ -21,7 +21,7 @@ from node.market.cancellation import DAMAGE
 from node.market.promises import write_durably
 from node.market.wallet import Wallet
 from state.primitives.errors import DekubeError
-from tasks.executor.containers.backend import ContainerBackend, ContainerLooker
+from tasks.executor.containers.backend import ContainerBackend
 from tasks.executor.containers.request import ContainerRequest
 from tasks.executor.containers.watchdog import (
     Gap,
@@ -85,6 +85,8 @@ class Guard:
         self._ledger, self._wallet, self._backend = ledger, wallet, backend
         self._folder, self._policy = folder, policy
         self._reporting = trio.Lock()
+        self._namespaces: dict[bytes, str] = {}
+        """Those of processes of the containers that are watched: none of them is another's use of the machine."""
         self.reports = 0
         """Reports of this machine about itself since the start of the node."""
 
@@ -122,13 +124,17 @@ class Guard:
         async with trio.open_nursery() as nursery:
             if looker.is_adopted:
                 on_seen(Gap("this container", 0, "it ran before this node did"))
+                share.append(Share.WHOLE)  # an earlier life of the node may have taken it away
             nursery.start_soon(looker.run, on_seen)
-            nursery.start_soon(self._look_at_use, task, looker, on_seen, share)
+            self._namespaces[task] = looker.namespace()
+            nursery.start_soon(self._look_at_use, task, on_seen, share)
             try:
                 outcome.append(await work())
                 await looker.catch_up(on_seen)
             except Exception as error:
                 failure = error
+            finally:
+                del self._namespaces[task]
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             for stop in stops[:1]:
@@ -137,11 +143,11 @@ class Guard:
             raise failure
         return outcome[0]
 
-    async def _look_at_use(
-        self, task: bytes, looker: ContainerLooker, on_seen: Callable[[Observation], None], share: list[Share]
-    ) -> None:
-        spaces = frozenset({looker.namespace()} - {""})
-        others = OthersOnMachine(lambda process: is_job(process, spaces, os.getpid()))
+    async def _look_at_use(self, task: bytes, on_seen: Callable[[Observation], None], share: list[Share]) -> None:
+        def is_own(process: int) -> bool:
+            return is_job(process, frozenset(self._namespaces.values()), os.getpid())
+
+        others = OthersOnMachine(is_own)
         while True:
             on_seen(await trio.to_thread.run_sync(others.look))
             if share:

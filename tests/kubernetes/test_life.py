@@ -15,11 +15,13 @@ import trio
 from tasks.executor.containers.backend import Collected, End, Ended, Look
 from tasks.executor.containers.errors import ContainerRefused, ImageUnavailable, NotStarted
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend
+from tasks.executor.containers.log_entries import LogPlace
 from tasks.executor.containers.request import ContainerRequest, InputMount
 from tests.kubernetes.machine import NODE, Cluster, home
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes]
 TASK = bytes(range(32))
+ENDED = "jsonpath={.items[*].status.containerStatuses[?(@.state.terminated)].name}"
 BEGUN = "echo begun >> /output/lives; "
 
 
@@ -110,6 +112,33 @@ async def test_a_restarted_node_takes_its_container_up_and_can_stop_it(cluster: 
     assert _lives(tmp_path / "packed.tar") == b"begun\n", "it ran twice"
     assert await second.sweep(frozenset()) == 1
     await second.aclose()
+
+
+async def test_a_container_that_ends_its_helper_is_stopped_and_named_so(cluster: Cluster, tmp_path: Path) -> None:
+    backend, looks = cluster.shown(), list[Look]()
+    place = backend.place(TASK)
+    others = "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n = $$ ] || kill -9 $n 2>/dev/null; done;"
+    request = cluster.request(f"trap '' TERM; echo alone; while :; do {others} sleep 0.2; done")
+    await backend.start(TASK, request)
+    async with _watched(backend, request, looks) as ended:
+        await _until(lambda: looks and looks[-1].is_up)
+        await _until(lambda: "outputs" in cluster.kubectl("get", "pods", "-n", place.namespace, "-o", ENDED))
+        live = await backend.log(TASK, LogPlace(), 1 << 20)
+        assert [entry.text for entry in live.entries] == [b"alone\n"]
+        await backend.stop(TASK, 1)
+    assert ended[0].end is End.STOPPED, "somebody else is said to have removed it"
+    assert (await backend.collect(TASK, request, str(tmp_path / "packed.tar"))).outputs is None
+    await backend.remove(TASK)
+    await backend.aclose()
+
+
+async def test_two_tasks_bring_the_same_image_at_once(cluster: Cluster) -> None:
+    backend = cluster.shown()
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(backend.prepare, cluster.request("true"), lambda _progress: None)
+    assert cluster.kubectl("get", "namespaces", "-l", f"dekube.node={NODE.hex()}", "-o", "name") == ""
+    await backend.aclose()
 
 
 async def test_an_evicted_container_is_named_and_never_started_again(cluster: Cluster) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -34,8 +35,9 @@ from tasks.executor.containers.images import Images
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_stream import LogTail, RotationWatch
 from tasks.executor.containers.masking import Masker
-from tasks.executor.containers.outputs import Outputs, archive_limit, pack_outputs
-from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
+from tasks.executor.containers.outages import through_outage
+from tasks.executor.containers.outputs import Outputs, archive_limit, pack_file
+from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, is_among
 from tasks.executor.containers.settings import (
     CHECKPOINT_FOLDER,
     LABEL_GPUS,
@@ -60,8 +62,6 @@ LOOK_S: Final = 0.5
 ENGINE_PATIENCE_S: Final = 120.0
 """How long an engine that does not answer is waited for: its service may be starting again."""
 STOP_SPARE_S: Final = 30.0
-CLOCK_BACK_S: Final = 60
-"""A log is read from so long before its reader's place on: a clock may have been set back."""
 SIGNALS_MAX: Final = 64
 SNAPSHOT_TRIES: Final = 3
 _SIGNALLED: Final = 128
@@ -86,9 +86,7 @@ class DockerOptions:
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
-        return any(
-            repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in self.images
-        )
+        return is_among(repository, self.images)
 
 
 async def engine_facts(engine: Engine) -> EngineFacts:
@@ -310,18 +308,13 @@ class DockerBackend:
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
-        rotations, heard_at = RotationWatch(), trio.current_time()
-        up_s = paused_s = 0.0
+        rotations, up_s, paused_s = RotationWatch(), 0.0, 0.0
+
+        def is_away() -> None:
+            on_look(Look(is_up=False, up_s=up_s))
+
         while True:
-            try:
-                found = await self._find(task)
-            except EngineUnavailable:
-                if trio.current_time() - heard_at > ENGINE_PATIENCE_S:
-                    raise
-                on_look(Look(is_up=False, up_s=up_s))
-                await trio.sleep(LOOK_S)
-                continue
-            heard_at = trio.current_time()
+            found = await through_outage(partial(self._find, task), ENGINE_PATIENCE_S, LOOK_S, is_away)
             if found is None:
                 return Ended(End.LOST, 0, up_s)
             state = found["State"]
@@ -357,8 +350,7 @@ class DockerBackend:
         found = await self._find(task)
         selector = LogSelector(after, limit_bytes)
         if found is not None and found["State"].get("Status") != "created":
-            since_s = max(0, after.ns // 10**9 - CLOCK_BACK_S) if after.number else after.ns // 10**9
-            async with aclosing(self._engine.entries(found["Id"], since_s)) as entries:
+            async with aclosing(self._engine.entries(found["Id"], after.since_s)) as entries:
                 async for entry in entries:
                     if not selector.add(entry):
                         break
@@ -489,13 +481,15 @@ class DockerBackend:
         """Pack a folder of a container. What is left out may be as large again as what is not."""
         size, most = 0, archive_limit(2 * limit if leaves_unfinished else limit)
         with tempfile.TemporaryFile(dir=self._folder) as archive:
-            async for data in self._engine.archive(container, path):
-                size += len(data)
-                if size > most:
-                    raise BadOutputs(f"{path}: more than {limit} bytes")
-                await trio.to_thread.run_sync(archive.write, data)
+            async with aclosing(self._engine.archive(container, path)) as parts:
+                async for data in parts:
+                    size += len(data)
+                    if size > most:
+                        raise BadOutputs(f"{path}: more than {limit} bytes")
+                    await trio.to_thread.run_sync(archive.write, data)
             archive.seek(0)
-            return await trio.to_thread.run_sync(_pack, archive, packed, limit, leaves_unfinished)
+            pack = partial(pack_file, leaves_unfinished=leaves_unfinished)
+            return await trio.to_thread.run_sync(pack, archive, packed, limit)
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
@@ -551,15 +545,6 @@ def usage_of(found: Mapping[str, Any]) -> Usage | None:
     details = memory.get("stats") if isinstance(memory, dict) else None
     files = details.get("inactive_file", details.get("total_inactive_file", 0)) if isinstance(details, dict) else 0
     return Usage(used / 10**9, max(0, held - files) if type(files) is int else held)
-
-
-def _pack(archive: IO[bytes], packed: Path, limit: int, leaves_unfinished: bool) -> Outputs:
-    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        try:
-            return pack_outputs(archive, file, limit, leaves_unfinished=leaves_unfinished)
-        except BadOutputs:
-            packed.unlink()
-            raise
 
 
 def _rotated_ns(path: str) -> int:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
-import orjson
 import trio
 
+from tasks.executor.containers.answers import answer_json, error_text, read_answer
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.log_entries import LogEntry
 from tasks.executor.containers.log_lines import parse_entry
@@ -25,13 +25,11 @@ __all__ = ["API_NEWEST", "API_OLDEST", "Engine", "RegistryLogin", "decode_answer
 API_OLDEST: Final = (1, 41)
 """Docker 20.10."""
 API_NEWEST: Final = (1, 44)
-ANSWER_BYTES_MAX: Final = 16 << 20
 LINE_BYTES_MAX: Final = 1 << 20
 CALL_S: Final = 120.0
 CONNECT_S: Final = 10.0
 SILENCE_S: Final = 300.0
 """A pull that says nothing for so long has failed."""
-_ERROR_SHOWN: Final = 400
 _INDEX_SERVER: Final = "https://index.docker.io/v1/"
 
 
@@ -86,7 +84,7 @@ class Engine:
         try:
             async with self._client().stream(method, self._prefix + path, timeout=timeout, **options) as answer:
                 if answer.status_code >= 400:
-                    raise EngineError(answer.status_code, _message(await _read(answer)))
+                    raise EngineError(answer.status_code, error_text(await read_answer(answer)))
                 yield answer
         except httpx.HTTPError as error:
             raise EngineUnavailable(f"{self.socket}: {error or type(error).__name__}") from None
@@ -95,7 +93,7 @@ class Engine:
         """Choose the version of the API that both know, and return what the engine says of itself."""
         self._prefix = ""
         async with self._open("GET", "/version") as answer:
-            found = decode_answer(await _read(answer))
+            found = decode_answer(await read_answer(answer))
         newest, oldest = _version(found.get("ApiVersion")), _version(found.get("MinAPIVersion", "1.12"))
         chosen = min(newest, API_NEWEST)
         if chosen < API_OLDEST or chosen < oldest:
@@ -106,20 +104,20 @@ class Engine:
     async def get(self, path: str, **params: str) -> Any:
         """Return a decoded answer."""
         async with self._open("GET", path, params=params) as answer:
-            return _json(await _read(answer))
+            return answer_json(await read_answer(answer))
 
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_S, **params: str
     ) -> Any:
         """Order something and return the decoded answer, None for an empty one."""
         async with self._open("POST", path, params=params, json=body, timeout_s=timeout_s) as answer:
-            found = await _read(answer)
-            return _json(found) if found else None
+            found = await read_answer(answer)
+            return answer_json(found) if found else None
 
     async def delete(self, path: str, **params: str) -> None:
         """Remove something."""
         async with self._open("DELETE", path, params=params) as answer:
-            await _read(answer)
+            await read_answer(answer)
 
     async def stat(self, container: str, path: str) -> None:
         """Look for a path in a container. Raises EngineError with status 404 if it is not there."""
@@ -147,9 +145,9 @@ class Engine:
         """Ask the image's registry for its manifest. Raises EngineError where it gives none to this login."""
         headers = {} if login is None else {"X-Registry-Auth": login.header()}
         async with self._open("GET", f"/distribution/{quoted(reference)}/json", headers=headers) as answer:
-            await _read(answer)
+            await read_answer(answer)
 
-    async def archive(self, container: str, path: str) -> AsyncIterator[bytes]:
+    async def archive(self, container: str, path: str) -> AsyncGenerator[bytes, None]:
         """Yield the tar of a folder of a container."""
         self.own_calls.expect(container, "archive-path")
         try:
@@ -208,36 +206,12 @@ def quoted(name: str) -> str:
     return quote(name, safe="/:@")
 
 
-async def _read(answer: httpx.Response) -> bytes:
-    found = bytearray()
-    async for data in answer.aiter_raw():
-        found += data
-        if len(found) > ANSWER_BYTES_MAX:
-            raise EngineError(answer.status_code, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-    return bytes(found)
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except (ValueError, RecursionError):
-        raise EngineError(200, "an answer that is not JSON") from None
-
-
 def decode_answer(data: bytes) -> dict[str, Any]:
     """Return an object of the engine. Raises EngineError for anything else."""
-    found = _json(data)
+    found = answer_json(data)
     if not isinstance(found, dict):
         raise EngineError(200, "an answer that is not an object")
     return found
-
-
-def _message(data: bytes) -> str:
-    try:
-        text = str(orjson.loads(data)["message"])
-    except (ValueError, RecursionError, KeyError, TypeError):
-        text = data.decode("utf-8", "replace")
-    return " ".join(text.split())[:_ERROR_SHOWN] or "no text"
 
 
 def _version(text: object) -> tuple[int, int]:

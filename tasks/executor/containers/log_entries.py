@@ -32,6 +32,8 @@ NS_MAX: Final = 1 << 63
 NUMBER_MAX: Final = 1 << 31
 STREAMS: Final = (1, 2)
 """Standard output and standard error."""
+CLOCK_BACK_S: Final = 60
+"""A clock may have been set back by so much between two entries."""
 _HEAD: Final = Struct(">QBI")
 
 
@@ -43,6 +45,11 @@ class LogPlace(NamedTuple):
 
     ns: int = 0
     number: int = 0
+
+    @property
+    def since_s(self) -> int:
+        """The second from which a log is read: ``CLOCK_BACK_S`` early where an entry is to be found again."""
+        return max(0, self.ns // 10**9 - CLOCK_BACK_S * bool(self.number))
 
 
 class LogEntry(NamedTuple):

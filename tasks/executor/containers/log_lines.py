@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
@@ -11,29 +12,27 @@ from tasks.executor.containers.log_entries import ENTRY_BYTES_MAX, STREAMS, LogE
 
 __all__ = ["parse_entry"]
 
-_STAMP_LETTERS: Final = 30
-_SECOND_LETTERS: Final = 19
+_STAMP: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _NS: Final = 10**9
 
 
 @lru_cache(maxsize=64)
-def _seconds(text: bytes) -> int:
-    return int(datetime.fromisoformat(text.decode("ascii")).replace(tzinfo=UTC).timestamp())
+def _seconds(second: bytes, zone: bytes) -> int:
+    return int(datetime.fromisoformat((second + zone).decode("ascii")).timestamp())
 
 
 def parse_entry(stream: int, line: bytes) -> LogEntry:
     """Return the entry of a line that begins with its time, as ``2025-01-31T10:00:00.123456789Z text``.
 
-    Raises EngineError.
+    The machines of a cluster write the offset of their own time zone in place of ``Z``. Raises EngineError.
     """
     stamp, space, text = line.partition(b" ")
-    second, _, fraction = stamp.removesuffix(b"Z").partition(b".")
+    found = _STAMP.fullmatch(stamp)
     try:
-        if not space or len(stamp) > _STAMP_LETTERS or len(second) != _SECOND_LETTERS or stream not in STREAMS:
+        if not space or found is None or stream not in STREAMS:
             raise ValueError
-        if fraction and not fraction.isdigit():
-            raise ValueError
-        ns = _seconds(bytes(second)) * _NS + int(fraction.ljust(9, b"0") or 0)
-    except ValueError:
+        second, fraction, zone = found.groups(b"")
+        ns = _seconds(bytes(second), bytes(zone)) * _NS + int(fraction.ljust(9, b"0"))
+    except (ValueError, OverflowError):
         raise EngineError(200, "an entry of the log without a time") from None
     return LogEntry(max(0, ns), stream, bytes(text[:ENTRY_BYTES_MAX]))

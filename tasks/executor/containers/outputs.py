@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final
 
 from tasks.executor.containers.errors import BadOutputs
 
-__all__ = ["ARCHIVE_SPARE_BYTES", "FILES_MAX", "Outputs", "archive_limit", "is_unfinished", "pack_outputs"]
+__all__ = [
+    "ARCHIVE_SPARE_BYTES",
+    "FILES_MAX",
+    "Outputs",
+    "archive_limit",
+    "is_unfinished",
+    "pack_file",
+    "pack_outputs",
+]
 
 FILES_MAX: Final = 1 << 16
 PATH_BYTES_MAX: Final = 4_096
@@ -58,6 +68,16 @@ def pack_outputs(
         raise BadOutputs(f"not an archive: {error}") from None
     files = sum(member.isreg() for member in members.values())
     return Outputs(files, counted.written, tuple(left_out[:16]), len(left_out))
+
+
+def pack_file(archive: IO[bytes], packed: Path, output_bytes: int, *, leaves_unfinished: bool = False) -> Outputs:
+    """Write the tar to a path that only this user may read (``pack_outputs``); it is removed if that fails."""
+    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        try:
+            return pack_outputs(archive, file, output_bytes, leaves_unfinished=leaves_unfinished)
+        except BadOutputs:
+            packed.unlink()
+            raise
 
 
 def _plain_members(

@@ -8,6 +8,7 @@ from typing import Final
 __all__ = ["OwnCalls"]
 
 OWN_CALLS_MAX: Final = 1_024
+"""Further calls take the place of the oldest ones, whose events were lost."""
 
 
 class OwnCalls:
@@ -18,8 +19,9 @@ class OwnCalls:
 
     def expect(self, container: str, action: str) -> None:
         """Note a call before it is made."""
-        if self._expected.total() < OWN_CALLS_MAX:
-            self._expected[container, action] += 1
+        if self._expected.total() >= OWN_CALLS_MAX:
+            self.forget(*next(iter(self._expected)))
+        self._expected[container, action] += 1
 
     def take(self, container: str, action: str) -> bool:
         """Tell whether an event is that of a call of this node, and take it off."""
@@ -29,11 +31,8 @@ class OwnCalls:
         return True
 
     def forget(self, container: str, action: str) -> None:
-        """Take off a call that has failed, or all of a container that is gone with ``action`` empty."""
-        if not action:
-            for key in [key for key in self._expected if key[0] == container]:
-                del self._expected[key]
-        elif self._expected[container, action] > 1:
+        """Take off a call that has failed."""
+        if self._expected[container, action] > 1:
             self._expected[container, action] -= 1
         else:
             del self._expected[container, action]

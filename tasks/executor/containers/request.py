@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "Image",
     "InputMount",
     "Limits",
+    "is_among",
 ]
 
 DIGEST_BYTES: Final = 32
@@ -169,6 +171,11 @@ class ContainerRequest:
         for path in paths:
             if sum(_is_inside(other, path) for other in paths) > 1:
                 raise RequestInvalid(f"mounts: {path} and another path overlap")
+
+
+def is_among(repository: str, patterns: Iterable[str]) -> bool:
+    """Whether a repository is one of ``patterns``; one that ends with ``*`` stands for all that begin so."""
+    return any(repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in patterns)
 
 
 def check_path(path: str) -> None:

@@ -259,7 +259,7 @@ class Watchdog:
             return []
         sign = SIGN_OF_CALL.get(action)
         if sign is None:
-            return [_note(f"the engine was asked by others: {action}")]
+            return [_note(f"the engine tells of: {action}")]  # the node's own stop is one of these, too
         return [Tampered(sign, f"the engine was asked by others: {action}"[:NOTE_CHARS])]
 
     def _on_processes(self, seen: Processes) -> list[Effect]:

@@ -11,6 +11,7 @@ from tasks.executor.containers.errors import ContainerRefused, EngineError
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig
 from tasks.executor.containers.kubernetes.api import decode_object
 from tasks.executor.containers.kubernetes.exec_stream import status_of
+from tasks.executor.containers.kubernetes.refusals import read_refusal
 from tasks.executor.containers.kubernetes.states import read_pod
 from tests.fuzz.targets.base import Target
 
@@ -38,6 +39,7 @@ POD = json.dumps({
     },
 }).encode()  # fmt: skip
 STATUS = b'{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"4"}]}}'
+REFUSAL = b'{"items":[{"reason":"FailedCreate","message":"pods \\"a\\" is forbidden: exceeded quota: b"}]}'
 HERE = "tasks.executor.containers.kubernetes"
 
 
@@ -49,6 +51,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "a pod of a cluster", Target(
         lambda data: read_pod(decode_object(data), NOW), (POD,),
         (f"{HERE}.api:decode_object", f"{HERE}.states:read_pod"), (EngineError,),
+    )  # fmt: skip
+    yield "why a Job has no pod", Target(
+        lambda data: read_refusal(decode_object(data)), (REFUSAL,),
+        (f"{HERE}.api:decode_object", f"{HERE}.refusals:read_refusal"), (EngineError,),
     )  # fmt: skip
     yield (
         "the end of a command in a pod",

@@ -108,8 +108,7 @@ def decode_kubeconfig(data: bytes, folder: Path) -> ClusterAccess:
             "account of the cluster for this node alone"
         )
     server = _text(cluster, "server")
-    parts = urlsplit(server)
-    if parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment or parts.username:
+    if not _is_https(server):
         raise ContainerRefused(f"the kubeconfig's server {server[:100]!r} is not an https address")
     token_file = _text(user, "tokenFile")
     return ClusterAccess(
@@ -118,6 +117,15 @@ def decode_kubeconfig(data: bytes, folder: Path) -> ClusterAccess:
         folder / token_file if token_file else None, _pem(user, "client-certificate", folder),
         _pem(user, "client-key", folder),
     )  # fmt: skip
+
+
+def _is_https(server: str) -> bool:
+    try:
+        parts = urlsplit(server)
+        rest = parts.port == 0 or parts.query or parts.fragment or parts.username
+    except ValueError:  # a port that is none, half an IPv6 address
+        return False
+    return parts.scheme == "https" and bool(parts.hostname) and not rest
 
 
 def _short_text(path: Path) -> str:

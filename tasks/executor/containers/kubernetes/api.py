@@ -11,20 +11,18 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx
-import orjson
 import trio
 
+from tasks.executor.containers.answers import answer_json, error_text, read_answer
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.access import ClusterAccess
 
 __all__ = ["Answer", "ClusterApi", "decode_object"]
 
-ANSWER_BYTES_MAX: Final = 16 << 20
 ITEMS_PAGE: Final = 200
 PAGES_MAX: Final = 200
 CALL_S: Final = 30.0
 CONNECT_S: Final = 10.0
-_ERROR_SHOWN: Final = 400
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,9 @@ class ClusterApi:
         try:
             async with self._client().stream(method, path, headers=headers, **options) as answer:
                 if answer.status_code == 429 or answer.status_code >= 500:
-                    raise EngineUnavailable(f"{self.access.server}: {_message(await _read(answer))}")
+                    raise EngineUnavailable(f"{self.access.server}: {error_text(await read_answer(answer))}")
                 if not 200 <= answer.status_code < 300:
-                    raise EngineError(answer.status_code, _message(await _read(answer)))
+                    raise EngineError(answer.status_code, error_text(await read_answer(answer)))
                 yield answer
         except httpx.HTTPError as error:
             raise EngineUnavailable(f"{self.access.server}: {error or type(error).__name__}") from None
@@ -87,7 +85,7 @@ class ClusterApi:
     async def look(self, path: str, **params: str) -> Answer:
         """Return an object with the server's time."""
         async with self._open("GET", path, params=params) as answer:
-            found = decode_object(await _read(answer))
+            found = decode_object(await read_answer(answer))
             try:
                 at = parsedate_to_datetime(answer.headers.get("Date", "")).astimezone(UTC)
             except (ValueError, TypeError, OverflowError):
@@ -97,7 +95,7 @@ class ClusterApi:
     async def get(self, path: str, **params: str) -> dict[str, Any]:
         """Return an object."""
         async with self._open("GET", path, params=params) as answer:
-            return decode_object(await _read(answer))
+            return decode_object(await read_answer(answer))
 
     async def find(self, path: str) -> dict[str, Any] | None:
         """Return an object, None if there is none."""
@@ -125,13 +123,13 @@ class ClusterApi:
     async def create(self, path: str, body: Mapping[str, Any], **params: str) -> dict[str, Any]:
         """Create an object and return what the server made of it."""
         async with self._open("POST", path, params=params, json=body) as answer:
-            return decode_object(await _read(answer))
+            return decode_object(await read_answer(answer))
 
     async def delete(self, path: str, **options: Any) -> bool:
         """Delete an object, with these options; return whether there was one."""
         try:
             async with self._open("DELETE", path, json={"propagationPolicy": "Background", **options}) as answer:
-                await _read(answer)
+                await read_answer(answer)
         except EngineError as error:
             if error.status == 404:
                 return False
@@ -147,29 +145,9 @@ class ClusterApi:
                 await trio.lowlevel.checkpoint()
 
 
-async def _read(answer: httpx.Response) -> bytes:
-    found = bytearray()
-    async for data in answer.aiter_raw():
-        found += data
-        if len(found) > ANSWER_BYTES_MAX:
-            raise EngineError(answer.status_code, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
-    return bytes(found)
-
-
 def decode_object(data: bytes) -> dict[str, Any]:
     """Return an object of the API. Raises EngineError for anything else."""
-    try:
-        found = orjson.loads(data)
-    except (ValueError, RecursionError):
-        raise EngineError(200, "an answer that is not JSON") from None
+    found = answer_json(data)
     if not isinstance(found, dict) or not isinstance(found.get("metadata", {}), dict):
         raise EngineError(200, "an answer that is not an object")
     return found
-
-
-def _message(data: bytes) -> str:
-    try:
-        text = str(orjson.loads(data)["message"])
-    except (ValueError, RecursionError, KeyError, TypeError):
-        text = data.decode("utf-8", "replace")
-    return " ".join(text.split())[:_ERROR_SHOWN] or "no text"

@@ -6,16 +6,15 @@ restarted node looks on where it was.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 import trio
@@ -64,6 +63,7 @@ from tasks.executor.containers.kubernetes.manifests import (
     pull_pod,
     quota_body,
 )
+from tasks.executor.containers.kubernetes.refusals import refusal_of
 from tasks.executor.containers.kubernetes.rights import missing_rights
 from tasks.executor.containers.kubernetes.scripts import stop_all
 from tasks.executor.containers.kubernetes.states import Pod, Stage, Trouble, read_pod
@@ -71,8 +71,9 @@ from tasks.executor.containers.kubernetes.supply import machine_for
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogTail
-from tasks.executor.containers.outputs import Outputs, pack_outputs
-from tasks.executor.containers.request import ContainerRequest
+from tasks.executor.containers.outages import through_outage
+from tasks.executor.containers.outputs import Outputs, pack_file
+from tasks.executor.containers.request import ContainerRequest, is_among
 
 __all__ = ["KubernetesBackend", "KubernetesOptions"]
 
@@ -90,8 +91,6 @@ KILL_AGAIN_S: Final = 0.5
 KILLS_MAX: Final = 40
 LOG_BYTES_READ_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 1 << 20
-CLOCK_BACK_S: Final = 60
-"""A log is read from so long before its reader's place on: a clock may have been set back."""
 PREFIX: Final = re.compile(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?")
 _NAMESPACES: Final = "/api/v1/namespaces"
 _PULL_KEY: Final = b"pull"
@@ -100,7 +99,6 @@ _PASSED_ON: Final = frozenset(
     {"image", "limits", "command", "environment", "mounts", "output_path", "user"}
 )  # fmt: skip
 """What of a request a cluster is given. A container that asks for more is refused."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,7 @@ class KubernetesOptions:
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
-        return any(
-            repository.startswith(one[:-1]) if one.endswith("*") else repository == one for one in self.images
-        )
+        return is_among(repository, self.images)
 
 
 class KubernetesBackend:
@@ -143,6 +139,7 @@ class KubernetesBackend:
         self.shown: tuple[bool, str] | None = None
         """Whether policies were seen to hold, and what was seen; None before the canary pods have run."""
         self._why: dict[bytes, End] = {}
+        self._pulls = 0
         self._at_work: set[str] = set()
         """Namespaces that serve no task and are in use."""
 
@@ -251,7 +248,8 @@ class KubernetesBackend:
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
         """Bring the image to a machine of the cluster (``ContainerBackend``)."""
         await self.check(request)
-        place = self._own_place(_PULL_KEY + request.image.digest[:28])
+        self._pulls += 1  # each has a namespace of its own: two tasks may want the same image
+        place = self._own_place(_PULL_KEY + self._pulls.to_bytes(28, "little"))
         self._at_work.add(place.namespace)
         try:
             await self._remove_place(place)
@@ -311,7 +309,7 @@ class KubernetesBackend:
                 (f"{place.path}/resourcequotas", quota_body(place)),
             ):  # fmt: skip
                 check_made(body, await self._api.create(path, body))
-            # Asked first: else the refusal would be an event of the Job's controller, which nobody answers.
+            # Asked first: else the refusal would be an event of the Job's controller, which comes late.
             await create_pod(self._api, place, pod_body(request, self._cluster, place), dryRun="All")
             body = job_body(request, self._cluster, place)
             check_made(body, await self._api.create(place.jobs, body))
@@ -323,10 +321,13 @@ class KubernetesBackend:
         places = [self.input_path(task, number) for number, _ in enumerate(request.mounts)]
         compared, waited_s = "", 0.0
         while True:
-            found = await self._patient(lambda: self._find(place))
+            found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S)
             if found is None:
                 await trio.sleep(START_LOOK_S)
                 waited_s += START_LOOK_S
+                why = await through_outage(partial(refusal_of, self._api, place), PATIENCE_S, LOOK_S)
+                if why:
+                    raise NotStarted(f"the cluster refuses the container: {why}")
                 if waited_s > NO_MACHINE_S:
                     raise NotStarted("the cluster made no pod for the container")
                 continue
@@ -349,24 +350,13 @@ class KubernetesBackend:
                     await send_inputs(self._api, path, places)
             await trio.sleep(START_LOOK_S)
 
-    async def _patient(self, call: Callable[[], Awaitable[T]], patience_s: float | None = None) -> T:
-        """Repeat a call while the API server does not answer."""
-        until = trio.current_time() + (PATIENCE_S if patience_s is None else patience_s)
-        while True:
-            try:
-                return await call()
-            except EngineUnavailable:
-                if trio.current_time() > until:
-                    raise
-            await trio.sleep(LOOK_S)
-
     async def _find(self, place: Place) -> tuple[Pod, dict[str, Any]] | None:
         """Return the pod of a place, the newest if the cluster shows more than one, None without one."""
         answer = await self._api.look(f"{place.path}/pods", limit="10")
         own = [
             one for one in answer.found.get("items") or ()
             if isinstance(one, dict)
-            and (one.get("metadata") or {}).get("labels", {}).get(LABEL_NODE) == self._node.hex()
+            and ((one.get("metadata") or {}).get("labels") or {}).get(LABEL_NODE) == self._node.hex()
         ]  # fmt: skip
         if not own:
             return None
@@ -374,7 +364,7 @@ class KubernetesBackend:
         return read_pod(newest, answer.at), newest
 
     async def _look(self, place: Place) -> Pod | None:
-        found = await self._patient(lambda: self._find(place))
+        found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S)
         return None if found is None else found[0]
 
     async def running(self) -> frozenset[bytes]:
@@ -393,19 +383,15 @@ class KubernetesBackend:
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
-        place, heard_at, up_s = self.place(task), trio.current_time(), 0.0
+        place, up_s = self.place(task), 0.0
+
+        def is_away() -> None:
+            on_look(Look(is_up=False, up_s=up_s))
+
         while True:
-            try:
-                found = await self._find(place)
-            except EngineUnavailable:
-                if trio.current_time() - heard_at > PATIENCE_S:
-                    raise
-                on_look(Look(is_up=False, up_s=up_s))
-                await trio.sleep(LOOK_S)
-                continue
-            heard_at = trio.current_time()
-            if found is None:
-                return Ended(End.LOST, 0, up_s)
+            found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S, is_away)
+            if found is None:  # ``stop`` removes a pod that it cannot end otherwise
+                return Ended(self._why.get(task, End.LOST), 0, up_s)
             pod = found[0]
             up_s = max(up_s, pod.up_s)
             if (ended := self._ended(task, pod, up_s)) is not None:
@@ -451,9 +437,11 @@ class KubernetesBackend:
             if await self._is_over(place):
                 return
         for _ in range(KILLS_MAX):
-            await self._signal(place, "KILL")
+            has_helper = await self._signal(place, "KILL")
             if await self._is_over(place):
                 return
+            if not has_helper:
+                break
             await trio.sleep(KILL_AGAIN_S)
         pod = await self._look(place)
         if pod is not None:
@@ -463,11 +451,14 @@ class KubernetesBackend:
         pod = await self._look(place)
         return pod is None or pod.stage in (Stage.ENDED, Stage.GONE)
 
-    async def _signal(self, place: Place, signal: str) -> None:
+    async def _signal(self, place: Place, signal: str) -> bool:
+        """Have the helper signal the container, and return whether there is a helper."""
         pod = await self._look(place)
-        if pod is not None and pod.has_helper:
-            with suppress(EngineError, EngineUnavailable):
-                await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, stop_all(signal))
+        if pod is None or not pod.has_helper:
+            return False
+        with suppress(EngineError, EngineUnavailable):
+            await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, stop_all(signal))
+        return True
 
     # What it leaves
 
@@ -480,7 +471,7 @@ class KubernetesBackend:
         if pod.stage is Stage.RUNNING:
             raise ContainerRefused("outputs of a container that still runs are not read")
         path = f"{place.path}/pods/{pod.name}"
-        log = await self._patient(lambda: self._log_of(path))
+        log = await through_outage(partial(self._log_of, path), PATIENCE_S, LOOK_S)
         if not request.output_path:
             return Collected(log, None)
         if not pod.has_helper:
@@ -493,11 +484,12 @@ class KubernetesBackend:
     async def _log_of(self, pod: str) -> bytes:
         tail, size = LogTail(), 0
         try:
-            async for data in self._api.log(f"{pod}/log", container=MAIN):
-                tail.add(data)
-                size += len(data)
-                if size > LOG_BYTES_READ_MAX:
-                    break
+            async with aclosing(self._api.log(f"{pod}/log", container=MAIN)) as parts:
+                async for data in parts:
+                    tail.add(data)
+                    size += len(data)
+                    if size > LOG_BYTES_READ_MAX:
+                        break
         except EngineError as error:  # a machine that is gone has taken the log along
             return f"[the log cannot be read: {error}]\n".encode()
         return tail.contents()
@@ -508,7 +500,7 @@ class KubernetesBackend:
         with tempfile.TemporaryFile(dir=self._folder) as archive:
             await fetch_outputs(self._api, pod, archive, limit, PATIENCE_S)
             archive.seek(0)
-            return await trio.to_thread.run_sync(_pack, archive, packed, limit)
+            return await trio.to_thread.run_sync(pack_file, archive, packed, limit)
 
     def socket_folder(self, task: bytes) -> None:
         """Containers of a cluster have no socket of the node (``ContainerBackend``)."""
@@ -519,7 +511,7 @@ class KubernetesBackend:
         found = await self._find(place)
         if found is None or found[0].stage not in (Stage.RUNNING, Stage.ENDED):
             return selector.part()
-        since = datetime.fromtimestamp(max(0, after.ns // 10**9 - CLOCK_BACK_S * bool(after.number)), UTC)
+        since = datetime.fromtimestamp(after.since_s, UTC)
         params = {"container": MAIN, "timestamps": "true", "sinceTime": f"{since:%Y-%m-%dT%H:%M:%SZ}"}
         rest = b""
         async with aclosing(self._api.log(f"{place.path}/pods/{found[0].name}/log", **params)) as parts:
@@ -610,12 +602,3 @@ def _task_of(annotations: object) -> bytes | None:
 def _remove_folder(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _pack(archive: IO[bytes], packed: Path, limit: int) -> Outputs:
-    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        try:
-            return pack_outputs(archive, file, limit)
-        except BadOutputs:
-            packed.unlink()
-            raise

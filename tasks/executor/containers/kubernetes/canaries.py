@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import trio
 
-from tasks.executor.containers.errors import EngineError
+from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.manifests import Cluster, Place, helper_pod, namespace_body, policy_body
+from tasks.executor.containers.kubernetes.refusals import is_passing
 from tasks.executor.containers.request import NOBODY
 
 __all__ = ["are_policies_enforced"]
@@ -75,18 +76,17 @@ async def are_policies_enforced(
 
 async def create_pod(api: ClusterApi, place: Place, body: dict[str, Any], **params: str) -> dict[str, Any]:
     """Create a pod in a new namespace: its account and its quota come a moment after it. Raises EngineError."""
-    with trio.move_on_after(PODS_S) as waiting:
+    last: EngineError | None = None
+    with trio.move_on_after(PODS_S):
         while True:
             try:
                 return await api.create(f"{place.path}/pods", body, **params)
             except EngineError as error:
-                text = str(error)
-                if "serviceaccount" not in text and "status unknown for quota" not in text:
+                if not is_passing(str(error)):
                     raise
                 last = error
             await trio.sleep(0.1)
-    assert waiting.cancelled_caught
-    raise last
+    raise last or EngineUnavailable(f"{place.namespace}: no pod was made within {PODS_S:.0f} s")
 
 
 async def _address(api: ClusterApi, place: Place, name: str) -> str:

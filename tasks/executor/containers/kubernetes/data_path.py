@@ -27,6 +27,7 @@ from tasks.executor.containers.kubernetes.scripts import (
     put_piece,
     where_pieces_end,
 )
+from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import archive_limit
 
 __all__ = ["AGAIN_S", "fetch_outputs", "send_inputs"]
@@ -187,15 +188,7 @@ async def _read_archive(
 
 async def _checksum(api: ClusterApi, pod: str, patience_s: float) -> str:
     """Return the SHA-256 of the archive as the helper reads it."""
-    until = trio.current_time() + patience_s
-    while True:
-        try:
-            code, told = await answer_of(api, pod, HELPER, checksum())
-        except EngineUnavailable:
-            if trio.current_time() > until:
-                raise
-            await trio.sleep(AGAIN_S)
-            continue
-        if code:
-            raise BadOutputs(f"the outputs cannot be read (code {code})")
-        return told.strip()[:64].decode("ascii", "replace")
+    code, told = await through_outage(lambda: answer_of(api, pod, HELPER, checksum()), patience_s, AGAIN_S)
+    if code:
+        raise BadOutputs(f"the outputs cannot be read (code {code})")
+    return told.strip()[:64].decode("ascii", "replace")

@@ -38,6 +38,7 @@ RIGHTS: Final = (
     *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list")),
     *(Right(verb, "networkpolicies", "networking.k8s.io") for verb in ("create", "delete")),
     Right("create", "resourcequotas"),
+    Right("list", "events"),
     Right("list", "nodes"),
 )
 """What docs/kubernetes/ grants, and no more: no secret, no role, nothing of other groups."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import tarfile
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.executor.containers.errors import ContainerRefused, EngineError, SettingsDiffer
+from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable, SettingsDiffer
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
 from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
 from tasks.executor.containers.kubernetes.exec_stream import status_of
@@ -29,8 +33,10 @@ from tasks.executor.containers.kubernetes.manifests import (
     policy_body,
 )
 from tasks.executor.containers.kubernetes.quantities import amount
+from tasks.executor.containers.kubernetes.refusals import read_refusal
 from tasks.executor.containers.kubernetes.states import Exit, Stage, Trouble, read_pod
 from tasks.executor.containers.kubernetes.supply import machine_for
+from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tests.fuzz.targets.kubernetes import KUBECONFIG, NOW, POD
 
@@ -200,8 +206,33 @@ def test_a_kubeconfig_is_read_and_no_command_of_it_is_run() -> None:
     for bad in (b"user: {exec: {command: sh}}", b"user: {username: a, password: b}"):
         with pytest.raises(ContainerRefused, match="not taken"):
             decode_kubeconfig(KUBECONFIG.replace(b"user: {token: abc}", bad), Path("/"))
-    with pytest.raises(ContainerRefused, match="https"):
-        decode_kubeconfig(KUBECONFIG.replace(b"https://", b"http://"), Path("/"))
+    for server in (
+        b"http://10.0.0.1:6443",
+        b"https://[10.0.0.1",
+        b"https://10.0.0.1:port",
+        b"https://10.0.0.1:70000",
+    ):
+        with pytest.raises(ContainerRefused, match="https"):
+            decode_kubeconfig(KUBECONFIG.replace(b"https://10.0.0.1:6443", server), Path("/"))
+
+
+async def test_an_outage_is_waited_for_and_told_and_not_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    away: list[float] = []
+
+    async def call(until: float) -> str:
+        if trio.current_time() < until:
+            raise EngineUnavailable("away")
+        return "there"
+
+    def is_away() -> None:
+        away.append(trio.current_time())
+
+    began = trio.current_time()
+    assert await through_outage(partial(call, began + 5), 10, 2, is_away) == "there"
+    assert [at - began for at in away] == [0, 2, 4]
+    with pytest.raises(EngineUnavailable):
+        await through_outage(partial(call, math.inf), 10, 2)
+    assert 10 < trio.current_time() - began - 6 <= 14
 
 
 def test_the_account_of_a_pod_is_read(tmp_path: Path) -> None:
@@ -261,3 +292,23 @@ def test_the_archive_of_inputs_is_the_same_each_time(
     with tarfile.open(fileobj=io.BytesIO(whole)) as packed:
         files = [packed.extractfile(one) for one in packed if one.isreg()]
         assert [file.read() for file in files if file is not None] == contents
+
+
+def _failed(message: str) -> dict[str, str]:
+    return {"reason": "FailedCreate", "message": message}
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([_failed('pods "a" is forbidden:\nexceeded quota: small')], "exceeded quota"),
+        ([_failed("status unknown for quota: small")], ""),
+        ([_failed("no serviceaccount yet"), _failed("no")], "no"),
+        ([{"reason": "Other", "message": "exceeded quota"}, 1, None, {"reason": "FailedCreate"}], ""),
+        (None, ""),
+    ],
+    ids=["quota", "quota is new", "first passes", "others", "none"],
+)  # fmt: skip
+def test_the_refusal_of_a_job_is_read_from_its_events(items: object, expected: str) -> None:
+    found = read_refusal({"items": items})
+    assert expected in found and bool(found) == bool(expected) and "\n" not in found

@@ -84,8 +84,11 @@ def test_an_entry_has_the_time_of_its_line() -> None:
     assert parse_entry(1, b"1970-01-01T00:00:02.000000005Z a b\n") == LogEntry(2_000_000_005, 1, b"a b\n")
     assert parse_entry(2, b"1970-01-01T00:00:02Z ") == LogEntry(2 * 10**9, 2, b"")
     assert parse_entry(1, b"1970-01-01T00:00:02.5Z x").ns == 2_500_000_000
+    assert parse_entry(1, b"1970-01-01T02:00:02.5+02:00 x").ns == 2_500_000_000
+    assert parse_entry(1, b"1970-01-01T00:00:02.000000005-03:30 x").ns == 12_602_000_000_005
     assert len(parse_entry(1, b"1970-01-01T00:00:02Z " + b"x" * 10**6).text) == ENTRY_BYTES_MAX
-    for wrong in (b"", b"text", b"1970-01-01T00:00:02Z", b"1970-99-01T00:00:02Z x", b"1970-01-01T00:00:02.-5Z x"):
+    for wrong in (b"", b"text", b"1970-01-01T00:00:02Z", b"1970-99-01T00:00:02Z x", b"1970-01-01T00:00:02.-5Z x",
+                  b"1970-01-01T00:00:02+99:00 x", b"1970-01-01T00:00:02 x"):  # fmt: skip
         with pytest.raises(EngineError):
             parse_entry(1, wrong)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.engine import Engine
-from tasks.executor.containers.own_calls import OwnCalls
+from tasks.executor.containers.own_calls import OWN_CALLS_MAX, OwnCalls
 from tasks.executor.containers.watchdog import (
     CALM_S,
     LEAVE_AFTER_S,
@@ -206,6 +206,19 @@ def test_own_calls_are_taken_off_one_by_one() -> None:
     assert calls.take("c", "export") and not calls.take("d", "export") and not calls.take("c", "commit")
     calls.forget("c", "export")
     assert not calls.take("c", "export")
+
+
+def test_calls_whose_events_were_lost_do_not_make_a_later_own_call_a_strangers() -> None:
+    calls = OwnCalls()
+    for number in range(2 * OWN_CALLS_MAX):
+        calls.expect(f"gone {number}", "archive-path")
+    calls.expect("c", "archive-path")
+    assert calls.take("c", "archive-path") and not calls.take("gone 0", "archive-path")
+
+
+def test_what_an_engine_does_itself_is_not_said_to_be_asked_by_others() -> None:
+    for action in ("oom", "kill", "top"):
+        assert Watchdog().step(EngineCall(action), 0) == [Note(Severity.INFO, f"the engine tells of: {action}")]
 
 
 JSON = st.recursive(
