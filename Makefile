@@ -20,7 +20,7 @@ TESTNET_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dev ml models peft help testnet demo-llm picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
-  release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients test-stores compose lock wheels image clean
+  release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients test-stores test-kubernetes compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -168,6 +168,7 @@ lock: $(VENV)/dev.stamp ## update the pinned versions of all dependencies
 	$(LOCK) --extra dev -o requirements-dev.lock
 	$(LOCK) --extra ml -c requirements-dev.lock -o requirements-ml.lock
 	$(LOCK) --extra s3 -c requirements-dev.lock -o requirements-s3.lock
+	$(LOCK) --extra keyring -c requirements-dev.lock -o requirements-keyring.lock
 	$(LOCK) --extra models -c requirements-dev.lock -o requirements-models.lock
 	$(LOCK) --extra ml --extra models --extra peft -c requirements-ml.lock -c requirements-models.lock -o requirements-peft.lock
 

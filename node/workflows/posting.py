@@ -64,8 +64,9 @@ class Workflow:
     anyway: bool = False
     tell: Callable[[str], None] = lambda _line: None
     tuned_of: Callable[[Client, Request, Path | None], Tuned | None] = lambda _client, _request, _control: None
-    rows_of: Callable[[Client, Request, Path | None], bytes | None] = lambda _client, _request, _control: None
     """Fetches the result of the task that a request names as its adapters."""
+    rows_of: Callable[[Client, Request, Path | None], bytes | None] = lambda _client, _request, _control: None
+    """Fetches the rows of the task that a request names as its data."""
     _shares: dict[str, int | None] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -228,7 +228,8 @@ def _ask_end(
             def opened(file: IO[bytes]) -> Iterable[bytes]:
                 return open_results(part, key, pieces_of(file), task=task, what=OUTPUT)
 
-            files = yield from _unpacked(core, places, bytes.fromhex(end["output"][2:]), most, folder, opened)
+            output = bytes.fromhex(end["output"][2:])
+            files = yield from _unpacked(core, places, output, most, folder, opened if part.is_private else None)
     elif folder is not None:
         raise NoResult(f"task {hexed(task)} is {record.phase}: its machine has said nothing of an end")
     return ContainerResult(
@@ -240,19 +241,21 @@ def _ask_end(
 
 def _unpacked(
     core: Core, places: Places, output: bytes, most: int, folder: Path,
-    opened: Callable[[IO[bytes]], Iterable[bytes]],
+    opened: Callable[[IO[bytes]], Iterable[bytes]] | None,
 ) -> Flow[int]:  # fmt: skip
-    """Fetch an output into a file and unpack that: no output is held in memory."""
+    """Fetch an output into a file and unpack that: no output is held in memory. ``opened`` opens a sealed one."""
     with tempfile.TemporaryDirectory(prefix="dekube-", dir=folder_for_large_files()) as near:
         packed = Path(near) / "output"
         yield from fetch_file(core, places, output, most, packed)
 
         def write() -> int:
-            plain = Path(near) / "plain"
-            with packed.open("rb") as file, plain.open("wb") as target:
-                for piece in opened(file):
-                    target.write(piece)
-            packed.unlink()
+            plain = packed
+            if opened is not None:
+                plain = Path(near) / "plain"
+                with packed.open("rb") as file, plain.open("wb") as target:
+                    for piece in opened(file):
+                        target.write(piece)
+                packed.unlink()
             with plain.open("rb") as file:
                 return unpack(file, folder, limit_bytes=most)
 

@@ -30,8 +30,9 @@ from rpc.client.stores import (
     fetch_request,
     fetch_source,
     put_folder,
+    remove_unused,
     replaced,
-)  # fmt: skip
+)
 from rpc.client.tasks import (
     CreatedTask,
     Places,
@@ -627,6 +628,7 @@ def _is_blob(file: Path, name: bytes) -> bool:
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.utime(file.parent)
+        remove_unused(file.parent.parent)
     except OSError as error:
         raise StoreError(f"{file.parent}: {error.strerror}") from None
     return file.is_file() and blob_of_file(file).blob_id == name

@@ -602,7 +602,9 @@ def fetch_blob(
 ) -> Flow[bytes]:
     """Return the content of a blob. Raises NoResult if it is not available."""
     if places.control is not None:
-        data: bytes = yield RunBlocking(partial(_fetch_blocking, places.control, blob, places.sources))
+        data: bytes = yield RunBlocking(
+            partial(_fetch_blocking, places.control, blob, places.sources, limit_bytes)
+        )
         return data
     file = places.folder / blob.hex()
     try:
@@ -619,7 +621,8 @@ def fetch_file(core: Core, places: Places, blob: bytes, limit_bytes: int, to: Pa
     """Write the content of a blob to the new file ``to``. Raises NoResult if it is not available."""
     if places.control is not None:
         control = places.control
-        yield RunBlocking(partial(_fetch_blocking, control, blob, places.sources, partial(_move, to=to)))
+        move = partial(_move, to=to)
+        yield RunBlocking(partial(_fetch_blocking, control, blob, places.sources, limit_bytes, move))
         return
     file = places.folder / blob.hex()
     try:
@@ -649,8 +652,9 @@ def _take(file: Path) -> bytes:
 
 
 def _fetch_blocking(
-    control: Path, blob: bytes, sources: list[bytes], take: Callable[[Path], Any] = Path.read_bytes
-) -> Any:
+    control: Path, blob: bytes, sources: list[bytes], limit_bytes: int,
+    take: Callable[[Path], Any] = Path.read_bytes,
+) -> Any:  # fmt: skip
     # Beside the control socket: the node, which may be in another container, writes the file by its path.
     with tempfile.TemporaryDirectory(prefix="dekube-", dir=control.parent) as folder:
         target = os.path.join(folder, "blob")
@@ -659,6 +663,9 @@ def _fetch_blocking(
                 control, "fetch_blob", timeout_s=FETCH_TIMEOUT_S, blob=blob.hex(),
                 sources=[source.hex() for source in sources], path=target,
             )  # fmt: skip
+            size_bytes = os.path.getsize(target)
+            if size_bytes > limit_bytes:  # a stranger named the blob
+                raise NoResult(f"blob {hexed(blob)}: {size_bytes} bytes, at most {limit_bytes} expected")
             return take(Path(target))
         except DekubeError as error:
             if error.code == "node_unavailable":

@@ -44,6 +44,8 @@ BUSY_PAUSE_S: Final = 0.3
 """Machines answer four questions a second about a task."""
 UNHEARD_S_MAX: Final = 600.0
 """How long a machine that does not answer is asked again."""
+SERIES_POINTS_MAX: Final = 65_536
+"""Points of a series that are read: a machine keeps 1,024, but may lie."""
 BEGIN: Final = LogPlace()
 """The beginning of a log."""
 _PHASES_ENDED: Final = frozenset(phase.name.lower() for phase in ENDED)
@@ -129,12 +131,20 @@ def _task_view(
 def _task_series(
     core: Core, task: bytes, *, key: SecretKey | None = None, control: Path | None = None
 ) -> Flow[list[SeriesPoint]]:
-    """Return the points that a container has reported: each second one at most, of long runs each second one."""
+    """Return the points that a container has reported: at most one a second, and fewer the longer it runs.
+
+    Raises ClientError, AnswerMalformed where points are repeated or have no end.
+    """
     viewer = yield from ask_viewer(core, task, key=key, control=control)
     found: list[SeriesPoint] = []
     while True:
-        _, view = yield from ask_view(core, viewer, points_from=found[-1].number + 1 if found else 0)
-        found += view.points
+        after = found[-1].number if found else -1
+        _, view = yield from ask_view(core, viewer, points_from=after + 1)
+        for point in view.points:
+            if point.number <= after or len(found) >= SERIES_POINTS_MAX:
+                raise AnswerMalformed("the machine's points are out of order or without end")
+            found.append(point)
+            after = point.number
         if len(view.points) < POINTS_MAX:
             return found
         yield Pause(BUSY_PAUSE_S)
@@ -146,7 +156,7 @@ def _task_logs(
 ) -> Stream[LogPiece]:  # fmt: skip
     """Yield the log of a container from a place on; with ``follow`` until the task ends.
 
-    Reading begins anew where another machine takes the task over. After a cut of the line it goes on where it was.
+    It starts again where another machine takes the task over, and goes on after a lost connection.
     Raises ClientError, and without ``follow`` for a task that no machine has now.
     """
     viewer = yield from ask_viewer(core, task, key=key, control=control)

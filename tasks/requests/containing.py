@@ -58,6 +58,8 @@ SECRETS_MAX: Final = 64
 SOURCES: Final = ("env", "file", "keyring")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _SECRET_FILE: Final = re.compile(r"/run/secrets/[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_UNNAMEABLE: Final = re.compile("[\0\ud800-\udfff]")
+"""What no variable or path has: halves of characters come from programs and JSON."""
 RATE_DEFAULT: Final = 10**10
 RATE_MAX: Final = 1 << 45
 USER_DEFAULT: Final = 65_534
@@ -348,7 +350,7 @@ def _secret(fields: JobFields, item: Any) -> SecretRequest:
 
 def _source(fields: JobFields, field: str, text: str) -> SecretSource:
     kind, _, name = text.partition(":")
-    is_known = kind in SOURCES and bool(name) and "\0" not in name
+    is_known = kind in SOURCES and bool(name) and not _UNNAMEABLE.search(name)
     if not is_known or (kind == "keyring" and not all(name.rpartition("/")[::2])):
         raise fields.wrong(
             field, f"{field}: env:NAME, file:PATH or keyring:SERVICE/USER says where a value comes from"

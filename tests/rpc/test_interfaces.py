@@ -45,6 +45,16 @@ def test_every_member_and_parameter_has_a_text_and_no_text_is_for_nothing() -> N
     assert members == TEXTS.keys()
 
 
+@pytest.mark.parametrize("contract", sorted(ABIS))
+def test_the_documented_functions_are_those_of_the_contract(contract: str) -> None:
+    text = (PUBLISHED.parent / "rpc.md").read_text()
+    row = re.search(rf"^\| `0x…070\d` \| {contract} \| (.*)$", text, re.MULTILINE)
+    assert row is not None
+    documented = {(name, bool(bold)) for bold, name in re.findall(r"(\*\*)?`(\w+)`", row[1])}
+    functions = [item for item in ABIS[contract] if item["type"] == "function"]
+    assert documented == {(item["name"], item["stateMutability"] == "payable") for item in functions}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_writes_the_chosen_files(kind: str, tmp_path: Path) -> None:
     chain = ["--chain-id", "5"] if kind == "erc7730" else []  # no other file names a chain

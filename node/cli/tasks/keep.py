@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from node.cli.arguments import TASK, PathName, WholeNumber
+from node.cli.blobs import show_progress
 from node.cli.confirm import yes_option
 from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import confirm_at_terminal
@@ -31,6 +32,7 @@ from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.jobs import blobs_of, make_job
 from rpc.client.results import Task
+from rpc.client.stores import blobs_named
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks.custody.chunks import BlobCommitment
@@ -153,6 +155,8 @@ def _made_again(session: Session, client: Client, spec: JobSpec, file: Path) -> 
     """Return the job that a file makes with the terms of a posted one. Raises ConfigError if it is another job."""
     found = read_job(file, session.home)
     for request in (found.request_of(member) for step in found.steps for member in step.members):
+        if blobs_named(request):
+            request = client.fetch_blobs(request, control=session.control(), progress=show_progress("Fetching"))
         made = make_job(
             request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms,
             data=rows_of(client, request, session.control()), tuned=tuned_of(client, request, session.control()),

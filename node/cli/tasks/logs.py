@@ -18,10 +18,12 @@ from node.cli.terminal import printable
 from rpc.client import Client
 from rpc.client.core import hexed
 from rpc.client.errors import ClientError
+from rpc.client.tasks import spec_of
 from rpc.client.views import LogPiece
 from state.primitives.errors import ConfigError
 from tasks.executor.containers.log_entries import LogPlace
 from tasks.kinds.container import KIND_CONTAINER
+from tasks.spec import container_of
 
 __all__ = ["logs"]
 
@@ -31,7 +33,7 @@ _STREAM: Final = {1: "out", 2: "err"}
 
 
 class Since(click.ParamType[LogPlace]):
-    """A span of time before now, as 30s, 10m, 2h or 1d; the value is in nanoseconds since 1970."""
+    """A span of time before now, as 30s, 10m, 2h or 1d; the value is the place in a log at that time."""
 
     name = "span"
 
@@ -105,8 +107,9 @@ def _show_kept(client: Client, session: Session, task_id: bytes, *, as_json: boo
     end = record.document["meter"]["exit"]
     if end is None or end["logs"] is None:
         return False
-    say("[the machine answers no more: this is the end of the log that it left]")
-    found = client.container_result(task_id, control=session.control())
+    say("[the machine no longer answers: this is the end of the log that it left]")
+    key = session.key() if container_of(spec_of(record)).is_private else None
+    found = client.container_result(task_id, control=session.control(), key=key)
     for line in found.logs.decode("utf-8", "replace").splitlines():
         click.echo(json.dumps({"text": line}) if as_json else printable(line))
     return True

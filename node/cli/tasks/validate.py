@@ -31,6 +31,7 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
       dekube task validate finetune.yaml
     """
     from rpc.client.jobs import make_job
+    from rpc.client.stores import blobs_named
     from tasks.requests.reading import kind_of
     from tasks.requests.references import read_ref
 
@@ -45,6 +46,9 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
             continue
         if read_ref(request.data) is not None:
             answer["not checked"] = "the completions that are its rows"
+            continue
+        if blobs_named(request):
+            answer["not checked"] = "the blobs that it names"
             continue
         made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)
         if job.is_single:

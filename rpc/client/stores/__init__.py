@@ -1,8 +1,16 @@
 """Stores of inputs and results: a folder of this machine, or a bucket of an S3-compatible server."""
 
-from rpc.client.stores.fetching import blobs_named, cache_folder, fetch_request, fetch_source, replaced
+from rpc.client.stores.fetching import (
+    blobs_named,
+    cache_folder,
+    fetch_request,
+    fetch_source,
+    remove_unused,
+    replaced,
+)
 from rpc.client.stores.putting import PutReport, put_folder
 
 __all__ = [
-    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "put_folder", "replaced",
+    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "put_folder", "remove_unused",
+    "replaced",
 ]  # fmt: skip

@@ -341,6 +341,12 @@ class Bucket:
         ))  # fmt: skip
         return Part(str(answer.get("ETag", "")), checked, len(data))
 
+    def abort(self, key: str, upload: str) -> None:
+        """Give an upload up: the store deletes its parts. Raises StoreMissing if it does not know it."""
+        self._again(lambda: self._call(
+            f"s3://{self.name}/{key}", "abort_multipart_upload", Key=key, UploadId=upload,
+        ))  # fmt: skip
+
     def complete(self, key: str, upload: str, parts: dict[int, Part]) -> None:
         """Make the object of its parts. Not tried again here: a repeated call may find it already made."""
         every = [

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -31,7 +32,7 @@ from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, is_url, p
 if TYPE_CHECKING:
     from tasks.requests.reading import Request
 
-__all__ = ["blobs_named", "cache_folder", "fetch_request", "fetch_source", "replaced"]
+__all__ = ["blobs_named", "cache_folder", "fetch_request", "fetch_source", "remove_unused", "replaced"]
 
 Progress = Callable[[int, int], None]
 
@@ -43,12 +44,26 @@ KEPT_S: Final = 14 * 24 * 3_600
 STATE_BYTES_MAX: Final = 64 << 20
 _HASHED_BYTES: Final = 1 << 20
 _FIELDS: Final = ("data", "model", "tokenizer", "validation")
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|blob-[0-9a-f]{64}")
+"""Names that are made here: a program may name a folder with other files for the cache."""
 
 
 def cache_folder() -> Path:
     """Return the folder of this user's copies of stores."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "dekube" / "stores"
+
+
+def remove_unused(folder: Path, *, but: Path | None = None) -> None:
+    """Remove what a cache has of sources, or notes of uploads, that nobody has used for ``KEPT_S``."""
+    oldest = time.time() - KEPT_S
+    with suppress(OSError):
+        for other in folder.iterdir():
+            if other != but and _OWN_NAME.fullmatch(other.name) and other.lstat().st_mtime < oldest:
+                if other.is_dir():
+                    shutil.rmtree(other, ignore_errors=True)
+                else:
+                    other.unlink()
 
 
 def fetch_request(request: Request, *, progress: Progress | None = None) -> Request:
@@ -164,17 +179,10 @@ class _Fetch:
             with (self._folder / "lock").open("wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 os.utime(self._folder)
-                self._remove_old()
+                remove_unused(self._cache, but=self._folder)
                 yield
         except OSError as error:
             raise of_file(self._folder, error) from None
-
-    def _remove_old(self) -> None:
-        oldest = time.time() - KEPT_S
-        for other in self._cache.iterdir():
-            with suppress(OSError):
-                if other != self._folder and other.stat().st_mtime < oldest:
-                    shutil.rmtree(other, ignore_errors=True)
 
     def _of_manifest(self, objects: list[Stored]) -> list[Stored]:
         """Return the objects without a manifest of a result; what that says is checked. Raises StoreMissing."""

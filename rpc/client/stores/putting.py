@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from rpc.client.stores.bucket import Bucket, Part
 from rpc.client.stores.errors import StoreChanged, StoreChecksum, StoreMissing, StoreRefused, of_file
-from rpc.client.stores.fetching import cache_folder
+from rpc.client.stores.fetching import cache_folder, remove_unused
 from rpc.client.stores.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
@@ -26,8 +26,16 @@ from rpc.client.stores.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from rpc.client.stores.resuming import SENT_BYTES_MIN, Sent, bounds, part_bytes_of, parts_of
+from rpc.client.stores.resuming import (
+    SENT_BYTES_MIN,
+    SENT_NOTE_BYTES_MAX,
+    Sent,
+    bounds,
+    part_bytes_of,
+    parts_of,
+)
 from rpc.client.stores.threads import Stopped, settle
+from state.primitives.errors import StoreError
 from tasks.kinds.folders import ENTRIES_MAX, ArchiveInvalid, check_name
 from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, SourceInvalid, place_of
 
@@ -37,7 +45,6 @@ Progress = Callable[[int, int], None]
 
 SENDS_AT_ONCE: Final = 4
 _HASHED_BYTES: Final = 1 << 20
-_NOTE_BYTES_MAX: Final = 16_384
 
 
 class PutReport(NamedTuple):
@@ -93,9 +100,10 @@ def _entries(folder: Path) -> list[Entry]:
             found = [(PurePosixPath(folder.name), folder)]
         elif folder.is_dir():
             found = []
-            for parent, folders, files in os.walk(folder):
+            for parent, folders, files in os.walk(folder, onerror=_raise):
                 folders.sort()
-                for name in sorted(files):
+                links = [name for name in folders if (Path(parent) / name).is_symlink()]
+                for name in sorted([*files, *links]):
                     path = Path(parent) / name
                     found.append((PurePosixPath(path.relative_to(folder).as_posix()), path))
         else:
@@ -114,6 +122,11 @@ def _entries(folder: Path) -> list[Entry]:
     except ArchiveInvalid as error:
         raise StoreRefused(str(error)) from None
     return entries
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be read is an error: the manifest would lack its files."""
+    raise error
 
 
 def _sha256(path: Path) -> str:
@@ -220,6 +233,15 @@ class _Folder(_Target):
             raise of_file(self._root / MANIFEST_NAME, error) from None
 
 
+def _sent(note: Path) -> Sent | None:
+    """Return the unfinished upload that a note names. Raises OSError."""
+    try:
+        with note.open("rb") as file:
+            return Sent.read(file.read(SENT_NOTE_BYTES_MAX + 1))
+    except FileNotFoundError:
+        return None
+
+
 class _Prefix(_Target):
     """A prefix of a bucket."""
 
@@ -228,6 +250,7 @@ class _Prefix(_Target):
         self._prefix = place.key + "/" if place.key else ""
 
     def open(self, entries: Sequence[Entry]) -> None:
+        remove_unused(self._notes)
         key = self._prefix + MANIFEST_NAME
         try:
             data = self._bucket.read_small(key, MANIFEST_BYTES_MAX)
@@ -251,6 +274,7 @@ class _Prefix(_Target):
             pass
         try:
             if entry.size_bytes <= SENT_BYTES_MIN:
+                self._give_up(key, self._note(key))
                 data = source.read_bytes()
                 if hashlib.sha256(data).hexdigest() != entry.sha256:
                     raise StoreChanged(f"{source}: changed while it was sent")
@@ -266,8 +290,7 @@ class _Prefix(_Target):
 
     def _put_parts(self, key: str, source: Path, entry: Entry, told: _Told) -> str:
         """Send a large file in parts, those that the store lacks; return the version that it should have."""
-        identity = hashlib.sha256(f"{self._bucket.endpoint}\n{self._bucket.name}\n{key}".encode()).hexdigest()
-        note = self._notes / identity[:32]
+        note = self._note(key)
         upload, there = self._begun(key, entry, note)
         size = part_bytes_of(entry.size_bytes)
         parts: dict[int, Part] = {}
@@ -292,6 +315,7 @@ class _Prefix(_Target):
                     parts[number + 1] = self._bucket.send(key, upload, number + 1, data)
                 told.add(len(data))
         if whole.hexdigest() != entry.sha256:
+            self._give_up(key, note)
             raise StoreChanged(f"{source}: changed while it was sent")
         self._bucket.complete(key, upload, parts)
         note.unlink(missing_ok=True)
@@ -299,15 +323,27 @@ class _Prefix(_Target):
 
     def _begun(self, key: str, entry: Entry, note: Path) -> tuple[str, dict[int, Part]]:
         """Return an upload of this content and its parts: the one that was interrupted, or a new one."""
-        with suppress(FileNotFoundError), note.open("rb") as file:
-            sent = Sent.read(file.read(_NOTE_BYTES_MAX), entry.sha256, entry.size_bytes)
-            if sent is not None:
-                with suppress(StoreMissing):
-                    return sent.upload, self._bucket.parts(key, sent.upload)
+        sent = _sent(note)
+        if sent is not None and (sent.sha256, sent.size_bytes) == (entry.sha256, entry.size_bytes):
+            with suppress(StoreMissing):
+                return sent.upload, self._bucket.parts(key, sent.upload)
+        self._give_up(key, note)
         upload = self._bucket.begin(key, entry.sha256)
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         note.write_bytes(Sent(upload, entry.sha256, entry.size_bytes).encode())
         return upload, {}
+
+    def _note(self, key: str) -> Path:
+        """Return the file that names the unfinished upload of an object, if there is one."""
+        identity = hashlib.sha256(f"{self._bucket.endpoint}\n{self._bucket.name}\n{key}".encode()).hexdigest()
+        return self._notes / identity[:32]
+
+    def _give_up(self, key: str, note: Path) -> None:
+        """End an upload that nothing will complete: the store would keep its parts, and bill them."""
+        if (sent := _sent(note)) is not None:
+            with suppress(StoreError):  # it may not allow that, or not know the upload any more
+                self._bucket.abort(key, sent.upload)
+        note.unlink(missing_ok=True)
 
     def _check(self, key: str, entry: Entry, expected: str) -> None:
         """Check what the store has now, by its version or by reading it. Raises StoreChecksum."""

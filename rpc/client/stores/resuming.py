@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
-__all__ = ["PART_BYTES", "Note", "Sent", "bounds", "part_bytes_of", "parts_of"]
+__all__ = [
+    "PART_BYTES", "SENT_BYTES_MIN", "SENT_NOTE_BYTES_MAX", "Note", "Sent", "bounds", "part_bytes_of", "parts_of",
+]  # fmt: skip
 
 PART_BYTES: Final = 8 << 20
 """Bytes that are requested at once."""
 SENT_BYTES_MIN: Final = 16 << 20
+"""Least bytes of a part of an upload; smaller files are sent at once."""
 PARTS_MAX: Final = 9_000
 """Parts of an upload: S3 takes 10,000."""
 NOTE_BYTES_MAX: Final = 4 << 20
 TEXT_CHARS_MAX: Final = 2_048
+SENT_NOTE_BYTES_MAX: Final = 4 * TEXT_CHARS_MAX
+"""Bytes of the note of an upload."""
 
 
 def parts_of(size_bytes: int, part_bytes: int) -> int:
@@ -74,16 +79,16 @@ class Sent(NamedTuple):
         return json.dumps(list(self)).encode()
 
     @classmethod
-    def read(cls, data: bytes, sha256: str, size_bytes: int) -> Sent | None:
-        """Return the upload of this content; None if the note is of another one, or damaged."""
-        if len(data) > 4 * TEXT_CHARS_MAX:
+    def read(cls, data: bytes) -> Sent | None:
+        """Return the upload that a note names; None if the note is damaged."""
+        if len(data) > SENT_NOTE_BYTES_MAX:
             return None
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
             return None
         match document:
-            case [str(upload), str(of), int(size)] if (of, size) == (sha256, size_bytes) and upload:
-                return cls(upload, of, size) if len(upload) <= TEXT_CHARS_MAX else None
+            case [str(upload), str(sha256), int(size)] if 0 < len(upload) <= TEXT_CHARS_MAX:
+                return cls(upload, sha256, size)
             case _:
                 return None

@@ -29,7 +29,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         _notes, (NOTE.head + b"0\n2\n",), ("rpc.client.stores.resuming:Note.read",), ()
     )  # fmt: skip
     yield "note of an upload", Target(
-        lambda data: Sent.read(data, HASH, 5), (Sent("upload", HASH, 5).encode(),),
+        Sent.read, (Sent("upload", HASH, 5).encode(),),
         ("rpc.client.stores.resuming:Sent.read",), (),
     )  # fmt: skip
     yield "URL of a store", Target(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+import rpc.client.views
 from rpc.client import AnswerMalformed, ArgumentInvalid, ClientError
-from rpc.client.views import UNHEARD_S_MAX, LogPiece, ViewsApi, ask_view, ask_viewer
+from rpc.client.views import BEGIN, UNHEARD_S_MAX, LogPiece, ViewsApi, ask_view, ask_viewer
 from rpc.protocol.errors import RpcError
 from rpc.protocol.task_views import (
     LOG_BYTES_MAX,
@@ -129,6 +130,29 @@ def test_a_machine_that_nobody_hears_is_given_up() -> None:
 def test_a_series_comes_in_parts() -> None:
     made = World(Machines().answer)
     assert [point.number for point in made.run(series_of(made.core, TASK, key=KEY))] == list(range(1, 201))
+
+
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["without end", "repeated"])
+def test_points_that_are_repeated_or_have_no_end_are_refused(
+    monkeypatch: pytest.MonkeyPatch, is_repeated: bool
+) -> None:
+    machines, asked = Machines(), list[int]()
+    monkeypatch.setattr(rpc.client.views, "SERIES_POINTS_MAX", 1_000)
+
+    def answer(method: str, params: Any) -> Any:
+        if method != "dekube_viewTask":
+            return machines.answer(method, params)
+        question = decode_question(bytes.fromhex(params["question"][2:]))
+        first = 1 if is_repeated else question.points_from or 0
+        asked.append(first)
+        points = tuple(SeriesPoint(number, 1, None, {}) for number in range(first, first + 128))
+        sealed = seal_view(view_of(LogPart((), BEGIN), points=points), question.public, task=TASK, worker=FIRST)
+        return {"at": {}, "task": "", "worker": "0x" + FIRST.hex(), "sealed": "0x" + sealed.hex()}
+
+    made = World(answer)
+    with pytest.raises(AnswerMalformed, match="points"):
+        made.run(series_of(made.core, TASK, key=KEY))
+    assert len(asked) == (2 if is_repeated else 8)
 
 
 def test_a_question_needs_a_key_or_a_node(tmp_path: Path) -> None:

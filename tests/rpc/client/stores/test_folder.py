@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.cli.tasks.storing import put_result
-from rpc.client.stores import fetch_source, put_folder
+from rpc.client.stores import fetch_source, put_folder, remove_unused
 from rpc.client.stores.errors import StoreMissing, StoreRefused
 from rpc.client.stores.manifest import MANIFEST_NAME, decode_manifest
 from state.primitives.errors import StoreError
@@ -53,6 +53,10 @@ def test_links_and_what_is_not_there_are_refused(made: Path, tmp_path: Path) -> 
     with pytest.raises(StoreRefused, match="link"):
         put_folder(made, str(tmp_path / "out"))
     (made / "link").unlink()
+    (made / "folders").symlink_to("/etc")
+    with pytest.raises(StoreRefused, match="folders: only regular files"):
+        put_folder(made, str(tmp_path / "out"))
+    (made / "folders").unlink()
     os.mkfifo(made / "pipe")
     with pytest.raises(StoreRefused, match="pipe"):
         put_folder(made, str(tmp_path / "out"))
@@ -63,6 +67,36 @@ def test_links_and_what_is_not_there_are_refused(made: Path, tmp_path: Path) -> 
     for to in ("https://example.org/x", "blob:" + "ab" * 32, "s3://B"):
         with pytest.raises(SourceInvalid):
             put_folder(made / "b", to)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(made: Path, tmp_path: Path) -> None:
+    """Otherwise the manifest would be that of a whole result without its files."""
+    inner = os.open(made, os.O_RDONLY)
+    for _ in range(20):  # a path that is longer than any call takes
+        os.mkdir("n" * 250, dir_fd=inner)
+        outer, inner = inner, os.open("n" * 250, os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+    with pytest.raises(StoreError, match="too long"):
+        put_folder(made, str(tmp_path / "out"))
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def test_the_cache_removes_what_is_old_and_its_own(tmp_path: Path) -> None:
+    old, notes = ("a" * 32, "blob-" + "b" * 64), "c" * 32
+    kept = ("photos", "d" * 32, "blob-x")
+    for name in (*old, *kept):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / notes).touch()
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    remove_unused(tmp_path, but=tmp_path / ("d" * 32))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    os.utime(tmp_path / ("d" * 32))
+    remove_unused(tmp_path)
+    assert (tmp_path / ("d" * 32) / "file").exists()
+    remove_unused(tmp_path / "none")
 
 
 def test_the_command_tells_what_it_stored(made: Path, tmp_path: Path) -> None:

@@ -160,6 +160,47 @@ def test_an_upload_that_is_cut_goes_on(world: World, tmp_path: Path, monkeypatch
     cutter.close()
 
 
+@pytest.mark.parametrize("size", [LARGE, 5], ids=["large", "small"])
+def test_an_unfinished_upload_of_other_content_is_given_up(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The store would keep its parts, and bill them."""
+    made = tmp_path / "large.bin"
+    made.write_bytes(content(LARGE, 2))
+    cutter = Cutter(world.url, 60_000_000)
+    use(monkeypatch, cutter.url)
+    with pytest.raises(StoreUnreachable):
+        put_folder(made, "s3://bucket/up", notes=world.notes)
+    cutter.left = 1 << 60
+    client: Any = rpc.client.stores.bucket.Bucket("bucket")._client
+    assert len(client.list_multipart_uploads(Bucket="bucket")["Uploads"]) == 1
+    made.write_bytes(content(size, 3))
+    assert put_folder(made, "s3://bucket/up", notes=world.notes).sent == 1
+    assert not client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert (world.bucket / "up" / "large.bin").read_bytes() == made.read_bytes()
+    assert not list(world.notes.iterdir())
+    cutter.close()
+
+
+def test_a_file_that_changes_while_it_is_sent_leaves_no_upload(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "large.bin"
+    made.write_bytes(content(40 << 20, 2))
+    real = rpc.client.stores.bucket.Bucket.send
+
+    def send(self: rpc.client.stores.bucket.Bucket, key: str, upload: str, number: int, data: bytes) -> object:
+        made.write_bytes(content(40 << 20, 3))
+        return real(self, key, upload, number, data)
+
+    monkeypatch.setattr(rpc.client.stores.bucket.Bucket, "send", send)
+    with pytest.raises(StoreChanged):
+        put_folder(made, "s3://bucket/up", notes=world.notes)
+    client: Any = rpc.client.stores.bucket.Bucket("bucket")._client
+    assert not client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert not list(world.notes.iterdir()) and not (world.bucket / "up" / MANIFEST_NAME).exists()
+
+
 def test_wrong_keys_and_missing_ones_are_named_and_never_shown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
