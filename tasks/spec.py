@@ -13,8 +13,10 @@ from typing import Any, Final, NamedTuple
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.engines.starting import Start
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.classifier import (
     CLASSIFIER_FIELDS,
@@ -236,8 +238,15 @@ class JobSpec(NamedTuple):
 
     def adapter_root(self) -> bytes:
         """Return the root of the state with the model's adapters; empty if it has none."""
-        adapter = self.part.adapter if isinstance(self.part, GeneratePart | EvaluatePart) else None
+        adapter = self.part.adapter if isinstance(self.part, GeneratePart | EvaluatePart | EmbedPart) else None
         return b"" if adapter is None else adapter.root
+
+    def start(self) -> Start | None:
+        """Return the state of another task that the job goes on from (R133). Raises UnsupportedJob."""
+        plan, start = self.plan(), self.part.start if isinstance(self.part, FinetunePart | DecoderPart) else None
+        if start is None or not isinstance(plan, TuningPlan | DecoderPlan):
+            return None
+        return start.begun(plan)
 
     @property
     def windows(self) -> int:

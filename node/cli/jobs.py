@@ -15,6 +15,7 @@ from node.cli.options import read_input
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
+from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.kinds.container import (
     KIND_CONTAINER,
@@ -46,7 +47,6 @@ from tasks.kinds.generate import (
     Decoding,
     GeneratePart,
     PromptSet,
-    TunedAdapter,
 )
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
@@ -149,6 +149,7 @@ def _decoder(top: Mapping[str, Any]) -> DecoderPart:
         _number(top["batch"], "batch"),
         _optimiser(top),
         _rates(top),
+        None if top["start"] is None else _adapter(top["start"], "start"),
     )  # fmt: skip
 
 
@@ -177,6 +178,7 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         _optimiser(top),
         _rates(top),
         TrainingLoop(*_numbers(top, "loop", TrainingLoop._fields)),
+        None if top["start"] is None else _adapter(top["start"], "start"),
     )  # fmt: skip
 
 
@@ -210,15 +212,15 @@ def _generated(top: Mapping[str, Any]) -> GeneratePart:
     )  # fmt: skip
 
 
-def _adapter(value: Any) -> TunedAdapter:
-    found = _fields(value, "adapter", set(TunedAdapter._fields))
+def _adapter(value: Any, name: str = "adapter") -> TunedAdapter:
+    found = _fields(value, name, set(TunedAdapter._fields))
     if not isinstance(found["targets"], list):
-        raise ConfigError("adapter.targets: not a list of names")
+        raise ConfigError(f"{name}.targets: not a list of names")
     return TunedAdapter(
-        _hash(found["blob"], "adapter.blob"), _hash(found["root"], "adapter.root"),
-        _number(found["rank"], "adapter.rank"), _number(found["alpha"], "adapter.alpha"),
-        tuple(_text(target, "adapter.targets") for target in found["targets"]),
-        _number(found["step"], "adapter.step"), _number(found["layout"], "adapter.layout"),
+        _hash(found["blob"], f"{name}.blob"), _hash(found["root"], f"{name}.root"),
+        _number(found["rank"], f"{name}.rank"), _number(found["alpha"], f"{name}.alpha"),
+        tuple(_text(target, f"{name}.targets") for target in found["targets"]),
+        _number(found["step"], f"{name}.step"), _number(found["layout"], f"{name}.layout"),
     )  # fmt: skip
 
 
@@ -236,6 +238,7 @@ def _embedded(top: Mapping[str, Any]) -> EmbedPart:
     return EmbedPart(
         _frozen(top), _prompts(top), _number(top["batch"], "batch"),
         Pooling(_text(pooling["name"], "pooling.name"), normalised),
+        None if top["adapter"] is None else _adapter(top["adapter"]),
     )  # fmt: skip
 
 

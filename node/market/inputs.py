@@ -107,10 +107,14 @@ class DatasetWrong(InputUnavailable):
 
 
 class JobInputs(NamedTuple):
-    """What a job starts from, checked against its roots. ``model`` is empty for a job without one."""
+    """What a job starts from, checked against its roots. ``model`` is empty for a job without one.
+
+    ``start`` is the state of another task that it goes on from (R133), if it does.
+    """
 
     dataset: bytes
     model: bytes
+    start: bytes = b""
 
 
 class Supply(NamedTuple):
@@ -214,8 +218,10 @@ class Inputs:
     async def all_of(self, spec: JobSpec, supply: Supply, task: bytes) -> JobInputs:
         """Return what a job starts from. Raises as ``dataset``."""
         dataset = await self.dataset(spec, supply, task)
-        models = [await self._model(given, supply, task) for given in spec.inputs()[1:]]
-        return JobInputs(dataset, b"".join(models))
+        found = {SourceKind.STATE: b"", SourceKind.MODEL: b"", SourceKind.ADAPTER: b""}
+        for given in spec.inputs()[1:]:
+            found[given.kind] = await self._model(given, supply, task)
+        return JobInputs(dataset, found[SourceKind.MODEL] + found[SourceKind.ADAPTER], found[SourceKind.STATE])
 
     async def obtain_inputs(self, spec: JobSpec, supply: Supply, task: bytes) -> None:
         """Fetch the blobs that a job starts from to this machine's disk. Raises InputUnavailable."""

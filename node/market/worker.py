@@ -27,6 +27,7 @@ from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value, say_divergence
 from tasks.custody.keys import key_proof_to_value
 from tasks.custody.sealed import public_output
+from tasks.engines.starting import Start
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.evaluations import show_losses
@@ -262,7 +263,10 @@ class Worker:
         supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
         inputs = await self._inputs.all_of(spec, supply, task)
         start: bytes | None = None
-        if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
+        resumes = await self._executor.resumes(task, spec, duty.window, duty.state_root)
+        if not duty.window and (begun := spec.start()) is not None:
+            start = await trio.to_thread.run_sync(_first_state, spec, begun, inputs.start)
+        elif not resumes and duty.window:
             before = load_window(self._ledger.store, task, duty.window - 1)
             supply = Supply(partial(self._inputs.holders, before), tries=FETCH_TRIES)
             start = await self._inputs.fetch_state(before, supply, spec)
@@ -434,6 +438,17 @@ class Worker:
             "a jury could not fetch a window, and more jurors were asked for; check that peers reach this node",
             task=duty.task, window=duty.window, segments=list(duty.segments),
         )  # fmt: skip
+
+
+def _first_state(spec: JobSpec, start: Start, blob: bytes) -> bytes:
+    """Return the state that a job begins with, of the blob of another task's state. Raises JobUnfit."""
+    try:
+        state = start.state(blob)
+    except DekubeError as error:
+        raise JobUnfit(str(error)) from None
+    if state.root(start.plan) != spec.init_root:
+        raise JobUnfit("init_root is not that of the state that the job names as its start")
+    return state.encode()
 
 
 def _losses_of(spec: JobSpec, result: WindowResult) -> ShownLosses | None:

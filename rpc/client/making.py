@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -14,7 +16,7 @@ from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
-from tasks.models.embedding import EmbeddingJob, make_embedding
+from tasks.models.embedding import EmbeddingJob, TrainedEmbedder, make_embedding
 from tasks.models.evaluating import EvaluatingJob, make_evaluating
 from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
@@ -51,10 +53,27 @@ class JobTerms(NamedTuple):
 Maker: TypeAlias = Callable[[Any, bytes, Tuned | None, JobTerms], MadeJob]
 
 
-def check_tuned(file: str, adapter: TaskRef | None, tuned: Tuned | None) -> None:
+def check_tuned(file: str, adapter: TaskRef | None, tuned: Tuned | None, field: str = "adapter") -> None:
     """Check that the result of the task that a request names is there. Raises RequestInvalid."""
     if adapter is not None and tuned is None:
-        raise RequestInvalid("the result of its task is needed", file=file, field="adapter")
+        raise RequestInvalid("the result of its task is needed", file=file, field=field)
+
+
+@contextmanager
+def _asked(
+    request: GeneratingRequest | EvaluatingRequest | EmbeddingRequest, tuned: Tuned | None
+) -> Iterator[TrainedModel | None]:
+    """Open the model of the task that has trained it; None where a request names files."""
+    check_tuned(request.file, request.adapter, tuned, "adapter" if request.model else "model")
+    if request.model:
+        yield None
+        return
+    assert tuned is not None
+    if not request.tokenizer:
+        yield TrainedModel.of(tuned, None)
+        return
+    with open_model(Path(request.tokenizer)) as opened:
+        yield TrainedModel.of(tuned, opened.tokeniser)
 
 
 def file_of(name: str, request_file: str, field: str) -> bytes:
@@ -71,51 +90,47 @@ def file_of(name: str, request_file: str, field: str) -> bytes:
         raise RequestInvalid(text, file=name, field=field) from None
 
 
-def _training(request: TrainingRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TrainingJob:
+def _training(request: TrainingRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TrainingJob:
+    check_tuned(request.file, request.adapter, start, "model")
+    make = partial(make_training, rows, request.data, settings=request.settings, start=start, **terms.named)
     if request.tokenizer == BYTES:
-        tokens, vocabulary = ByteTokens(), BYTES_VOCABULARY
-        return make_training(rows, request.data, tokens, vocabulary, request.settings, **terms.named)
+        return make(tokens=ByteTokens(), vocabulary=BYTES_VOCABULARY)
     with open_model(Path(request.tokenizer)) as opened:
-        made, vocabulary = LazyTokens(opened), opened.shape.vocabulary
-        return make_training(rows, request.data, made, vocabulary, request.settings, **terms.named)
+        return make(tokens=LazyTokens(opened), vocabulary=opened.shape.vocabulary)
 
 
-def _tuning(request: TuningRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> TuningJob:
+def _tuning(request: TuningRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TuningJob:
+    check_tuned(request.file, request.adapter, start)
     held = file_of(request.validation, request.file, "validation") if request.validation else None
     with open_model(Path(request.model)) as opened:
-        return make_tuning(opened, rows, request.settings, validation=held, **terms.named)
+        return make_tuning(opened, rows, request.settings, validation=held, start=start, **terms.named)
 
 
 def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> GeneratingJob:
-    check_tuned(request.file, request.adapter, tuned)
-    if not request.model:
-        return _asking(request, rows, tuned, terms)
+    with _asked(request, tuned) as trained:
+        if trained is not None:
+            return make_generating(trained, rows, request.settings, **terms.named)
     with open_model(Path(request.model)) as opened:
         return make_generating(opened, rows, request.settings, tuned=tuned, **terms.named)
-
-
-def _asking(request: GeneratingRequest, rows: bytes, trained: Tuned | None, terms: JobTerms) -> GeneratingJob:
-    """Return the job that asks a model of the task that has trained it."""
-    assert trained is not None
-    if not request.tokenizer:
-        return make_generating(TrainedModel.of(trained, None), rows, request.settings, **terms.named)
-    with open_model(Path(request.tokenizer)) as opened:
-        model = TrainedModel.of(trained, opened.tokeniser)
-        return make_generating(model, rows, request.settings, **terms.named)
 
 
 def _containing(request: ContainerRequest, _rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> ContainerJob:
     return make_container(request, max_price=terms.max_price, match_ms=terms.match_ms)
 
 
-def _embedding(request: EmbeddingRequest, rows: bytes, _tuned: Tuned | None, terms: JobTerms) -> EmbeddingJob:
+def _embedding(request: EmbeddingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> EmbeddingJob:
+    with _asked(request, tuned) as trained:
+        if trained is not None:
+            return make_embedding(TrainedEmbedder(trained), rows, request.settings, **terms.named)
     with open_embedder(Path(request.model)) as opened:
-        return make_embedding(opened, rows, request.settings, **terms.named)
+        return make_embedding(opened, rows, request.settings, tuned=tuned, **terms.named)
 
 
 def _evaluating(request: EvaluatingRequest, rows: bytes, tuned: Tuned | None, terms: JobTerms) -> EvaluatingJob:
+    with _asked(request, tuned) as trained:
+        if trained is not None:
+            return make_evaluating(trained, rows, request.settings, **terms.named)
     with open_model(Path(request.model)) as opened:
-        check_tuned(request.file, request.adapter, tuned)
         return make_evaluating(opened, rows, request.settings, tuned=tuned, **terms.named)
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from tasks.engines.held import Held
 from tasks.engines.pass_plan import PassPlan
-from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.embed import (
     EmbedShape,
     embed_program,
@@ -19,6 +18,7 @@ from tasks.programs.embed import (
     text_tensors,
 )
 from tasks.programs.embed_units import check_embed, embed_cost
+from tasks.programs.llama_shape import Adapter, LlamaShape
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
@@ -51,7 +51,7 @@ class EmbeddingPlan(PassPlan):
     @property
     def model_bytes(self) -> int:
         """See PassPlan."""
-        return frozen_bytes(self.shape.model)
+        return frozen_bytes(self.shape.model, self.shape.adapter)
 
     def row_tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
@@ -59,21 +59,22 @@ class EmbeddingPlan(PassPlan):
 
     def weight_tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
-        return frozen_tensors(self.shape.model)
+        return frozen_tensors(self.shape.model, self.shape.adapter)
 
     def tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
         return state_tensors(self.shape)
 
     @property
-    def adapter_plan(self) -> TuningPlan | None:
-        """See PassPlan: there are none."""
-        return None
+    def adapter(self) -> Adapter | None:
+        """See PassPlan."""
+        return self.shape.adapter
 
     @property
-    def adapter_step(self) -> int:
+    def decoder(self) -> LlamaShape:
         """See PassPlan."""
-        return 0
+        assert isinstance(self.shape.model, LlamaShape)
+        return self.shape.model
 
     @property
     def program(self) -> Program:

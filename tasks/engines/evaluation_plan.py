@@ -7,11 +7,7 @@ from functools import partial
 from typing import Final
 
 from tasks.engines.held import Held
-from tasks.engines.pass_plan import (
-    PassPlan,
-    adapter_plan_of,
-)
-from tasks.engines.tuning_plan import TuningPlan
+from tasks.engines.pass_plan import PassPlan
 from tasks.programs.evaluate import (
     EvaluateShape,
     evaluate_program,
@@ -20,7 +16,7 @@ from tasks.programs.evaluate import (
     state_tensors,
 )
 from tasks.programs.evaluate_units import check_evaluate, evaluate_cost
-from tasks.programs.llama_shape import model_bytes, weight_tensors
+from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes, frozen_tensors
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import TensorType
@@ -53,7 +49,7 @@ class EvaluationPlan(PassPlan):
     @property
     def model_bytes(self) -> int:
         """See PassPlan."""
-        return model_bytes(self.shape.model)
+        return frozen_bytes(self.shape.model, self.shape.adapter)
 
     def row_tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
@@ -61,22 +57,21 @@ class EvaluationPlan(PassPlan):
 
     def weight_tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
-        return weight_tensors(self.shape.model)
+        return frozen_tensors(self.shape.model, self.shape.adapter)
 
     def tensors(self) -> dict[str, TensorType]:
         """See PassPlan."""
         return state_tensors(self.shape)
 
     @property
-    def adapter_plan(self) -> TuningPlan | None:
+    def adapter(self) -> Adapter | None:
         """See PassPlan."""
-        shape = self.shape
-        return None if shape.adapter is None else adapter_plan_of(shape.model, shape.adapter)
+        return self.shape.adapter
 
     @property
-    def adapter_step(self) -> int:
+    def decoder(self) -> LlamaShape:
         """See PassPlan."""
-        return 0 if self.shape.adapter is None else self.shape.adapter.step
+        return self.shape.model
 
     @property
     def program(self) -> Program:

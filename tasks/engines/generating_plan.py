@@ -11,10 +11,8 @@ from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.held import Held
+from tasks.engines.pass_plan import adapter_plan_of
 from tasks.engines.tuning_plan import MODEL_BYTES_MAX, TuningPlan
-from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape
-from tasks.programs.finetune import FinetuneRates
 from tasks.programs.generate import (
     MADE,
     GenerateShape,
@@ -24,7 +22,6 @@ from tasks.programs.generate import (
     marked_program,
     prompt_tensors,
     state_tensors,
-    tuned_shape,
 )
 from tasks.programs.generate_units import check_generate, generate_cost
 from tasks.programs.llama_shape import frozen_bytes
@@ -74,12 +71,8 @@ class GeneratingPlan:
     @cached_property
     def adapter_plan(self) -> TuningPlan | DecoderPlan | None:
         """What the state with the model's adapters follows from; only its layout counts. Raises UnsupportedJob."""
-        if self.shape.adapter is None:
-            return None
-        if self.shape.adapter.is_whole:
-            like = DecoderShape(self.shape.model, batch=1, length=1, rows=1, train_rows=1)
-            return DecoderPlan(like, FinetuneRates(Rates(1)), bytes(32))
-        return TuningPlan(tuned_shape(self.shape.model, self.shape.adapter), FinetuneRates(Rates(1)), bytes(32))
+        shape = self.shape
+        return None if shape.adapter is None else adapter_plan_of(shape.model, shape.adapter)
 
     @property
     def step_units(self) -> int:

@@ -12,10 +12,12 @@ from functools import cached_property
 from typing import Final
 
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import MODEL_BYTES_MAX, TuningPlan
 from tasks.programs.adamw import Rates
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.generate import tuned_shape
@@ -33,9 +35,15 @@ _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
 
 
-def adapter_plan_of(model: LlamaShape, adapter: Adapter) -> TuningPlan:
-    """Return the plan of a state with a model's adapters; only its layout counts. Raises UnsupportedJob."""
+def adapter_plan_of(model: LlamaShape, adapter: Adapter) -> TuningPlan | DecoderPlan:
+    """Return the plan of a state with adapters, or with a whole model; only its layout counts.
+
+    Raises UnsupportedJob.
+    """
     try:
+        if adapter.is_whole:
+            like = DecoderShape(model, batch=1, length=1, rows=1, train_rows=1)
+            return DecoderPlan(like, FinetuneRates(Rates(1)), bytes(32))
         return TuningPlan(tuned_shape(model, adapter), FinetuneRates(Rates(1)), bytes(32))
     except ProgramInvalid as error:
         raise UnsupportedJob(str(error)) from None
@@ -77,7 +85,7 @@ class PassPlan(ABC):
     @property
     @abstractmethod
     def model_bytes(self) -> int:
-        """Bytes of the frozen model, without adapters."""
+        """Bytes of the frozen model, without adapters; 0 if a task has trained the model."""
 
     @abstractmethod
     def row_tensors(self) -> dict[str, TensorType]:
@@ -93,13 +101,23 @@ class PassPlan(ABC):
 
     @property
     @abstractmethod
-    def adapter_plan(self) -> TuningPlan | None:
-        """What the state with the model's adapters follows from, None without adapters. Raises UnsupportedJob."""
+    def adapter(self) -> Adapter | None:
+        """The adapters of the model, or that it is one that a task has trained."""
 
     @property
     @abstractmethod
+    def decoder(self) -> LlamaShape:
+        """The shape of a model that has adapters."""
+
+    @property
+    def adapter_plan(self) -> TuningPlan | DecoderPlan | None:
+        """What the state with the model's adapters follows from, None without adapters. Raises UnsupportedJob."""
+        return None if self.adapter is None else adapter_plan_of(self.decoder, self.adapter)
+
+    @property
     def adapter_step(self) -> int:
         """Steps that the adapters were trained with; 0 without adapters."""
+        return 0 if self.adapter is None else self.adapter.step
 
     @property
     @abstractmethod

@@ -71,6 +71,8 @@ class Journal:
         try:
             record = self._find(directory, job)
             if record is not None:
+                if start is not None and record.load_start() is None:  # damaged: nothing but its giver can make it
+                    _write(directory / _START, start)
                 return record
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True, mode=0o700)

@@ -75,7 +75,7 @@ def _passed(
     rows, found = split_tensors(kinds, dataset), split_tensors(weights, model[: plan.model_bytes])
     if root_of(kinds, rows) != dataset_root:
         raise DatasetInvalid("the rows are not those the job names")
-    if root_of(weights, found) != root_of_model:
+    if (root_of(weights, found) if weights else b"") != root_of_model:
         raise DatasetInvalid("the model is not the one the job names")
     rest = model[plan.model_bytes :]
     if not root_of_adapter:

@@ -9,6 +9,7 @@ from state.primitives.codec import Value
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
+from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, STEP_CALLS_MAX, RateSchedule
@@ -71,6 +72,8 @@ class DecoderPart(NamedTuple):
     batch: int
     optimiser: Optimiser
     rates: RateSchedule
+    start: TunedAdapter | None = None
+    """The state whose weights this job goes on from (R133)."""
 
     @classmethod
     def of(cls, found: Found) -> DecoderPart:
@@ -81,6 +84,7 @@ class DecoderPart(NamedTuple):
             found["batch"],
             Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
+            TunedAdapter.of(found, "start"),
         )
 
     @property
@@ -90,17 +94,21 @@ class DecoderPart(NamedTuple):
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
-        return [list(self.model), list(self.dataset), self.batch, list(self.optimiser), list(self.rates)]
+        found: list[Value] = [
+            list(self.model), list(self.dataset), self.batch, list(self.optimiser), list(self.rates),
+        ]  # fmt: skip
+        return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
 
     def plan(self, seed: bytes, total_steps: int) -> DecoderPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
         return _plan(self, seed, total_steps)
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blob that a job starts from: its rows."""
+        """Return the blobs that a job starts from: its rows, and the state that it goes on from."""
         rows = row_tensors(self._shape)
         size = sum(kind.size_bytes for kind in rows.values())
-        return (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size),)
+        found = Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size)
+        return (found,) if self.start is None else (found, self.start.started(self.model.shape))
 
     @property
     def _shape(self) -> DecoderShape:
@@ -113,6 +121,7 @@ DECODER_FIELDS: Final = KindFields(
     fields=(
         ("model", list, DecoderModel._fields), ("dataset", list, TextRows._fields), ("batch", int, ()),
         ("optimiser", list, Optimiser._fields), ("rates", list, RateSchedule._fields),
+        ("start", list, TunedAdapter._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in DecoderModel._fields[1:11]},
@@ -120,9 +129,12 @@ DECODER_FIELDS: Final = KindFields(
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in TextRows._fields[2:]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
+        **adapter_ranges("start"),
     },
-    hashes=frozenset({"dataset.blob", "dataset.root"}),
+    hashes=frozenset({"dataset.blob", "dataset.root", "start.blob", "start.root"}),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
+    names=frozenset({"start.targets"}),
+    later=("start",),
 )  # fmt: skip
 
 
@@ -130,6 +142,8 @@ DECODER_FIELDS: Final = KindFields(
 def _plan(part: DecoderPart, seed: bytes, total_steps: int) -> DecoderPlan:
     try:
         shape = part._shape
+        if part.start is not None:
+            part.start.check_start(shape.model, (0, 0, ()))
         rates = FinetuneRates(
             Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, total_steps, part.rates.clip_nano
         )

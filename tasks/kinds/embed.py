@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from state.primitives.codec import Value
+from state.primitives.hashing import HASH_BYTES
 from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
+from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
 from tasks.kinds.generate import PromptSet
@@ -45,6 +47,7 @@ class EmbedPart(NamedTuple):
     dataset: PromptSet
     batch: int
     pooling: Pooling
+    adapter: TunedAdapter | None = None
 
     @classmethod
     def of(cls, found: Found) -> EmbedPart:
@@ -54,6 +57,7 @@ class EmbedPart(NamedTuple):
             PromptSet(*[found[f"dataset.{field}"] for field in PromptSet._fields]),
             found["batch"],
             Pooling(*[found[f"pooling.{field}"] for field in Pooling._fields]),
+            TunedAdapter.of(found),
         )
 
     @property
@@ -63,7 +67,8 @@ class EmbedPart(NamedTuple):
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
-        return [list(self.model), list(self.dataset), self.batch, list(self.pooling)]
+        found: list[Value] = [list(self.model), list(self.dataset), self.batch, list(self.pooling)]
+        return found if self.adapter is None else [*found, TunedAdapter.to_value(self.adapter)]
 
     def plan(self, seed: bytes, total_steps: int) -> EmbeddingPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -74,22 +79,32 @@ class EmbedPart(NamedTuple):
         return plan
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blobs that a job starts from: its texts, and the frozen model."""
+        """Return the blobs that a job starts from: its texts, the frozen model, and its adapters.
+
+        See GeneratePart of a model that was trained from scratch.
+        """
         shape, model = self._shape, self.model
         texts = text_tensors(shape)
         size = sum(kind.size_bytes for kind in texts.values())
         weights = LazyMapping(lambda: frozen_tensors(shape.model))
-        return (
-            Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, texts, size),
-            Input(SourceKind.MODEL, model.blob, model.root, weights, frozen_bytes(shape.model)),
-        )
+        found = [Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, texts, size)]
+        if self.adapter is None or self.adapter.rank:
+            found.append(Input(SourceKind.MODEL, model.blob, model.root, weights, frozen_bytes(shape.model)))
+        if self.adapter is not None:
+            plan = _plan(self, bytes(HASH_BYTES))
+            found.append(self.adapter.input(plan.adapter_plan, partial(plan.check_adapter, self.adapter.root)))
+        return tuple(found)
 
     @property
     def _shape(self) -> EmbedShape:
-        data, pooling = self.dataset, self.pooling
+        data, pooling, adapter = self.dataset, self.pooling, None
+        if self.adapter is not None:
+            self.adapter.check_model(self.model)
+            adapter = self.adapter.program_part
         return EmbedShape(
-            shape_of(self.model), self.batch, data.rows, data.length, pooling.name, bool(pooling.normalised)
-        )
+            shape_of(self.model), self.batch, data.rows, data.length, pooling.name, bool(pooling.normalised),
+            adapter,
+        )  # fmt: skip
 
 
 def shape_of(model: BaseModel) -> ModelShape:
@@ -110,7 +125,7 @@ def shape_of(model: BaseModel) -> ModelShape:
 EMBED_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, PromptSet._fields), ("batch", int, ()),
-        ("pooling", list, Pooling._fields),
+        ("pooling", list, Pooling._fields), ("adapter", list, TunedAdapter._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:11]},
@@ -118,9 +133,12 @@ EMBED_FIELDS: Final = KindFields(
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
         "pooling.normalised": (0, 1),
+        **ADAPTER_RANGES,
     },
-    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
+    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "pooling.name"}),
+    names=frozenset({"adapter.targets"}),
+    later=("adapter",),
 )  # fmt: skip
 
 

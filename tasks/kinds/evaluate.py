@@ -9,17 +9,13 @@ from state.primitives.codec import Value
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.evaluation_plan import EvaluationPlan
-from tasks.engines.state import state_size
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
+from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
-from tasks.kinds.generate import TunedAdapter
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.evaluate import EvaluateShape, row_tensors
-from tasks.programs.lazy import LazyMapping
-from tasks.programs.llama_shape import LAYOUT_MAX, Adapter
-from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.program import SourceKind
 
 __all__ = ["EVALUATE_FIELDS", "EVALUATE_NAMES", "KIND_EVALUATE", "EvaluatePart", "LabelledRows"]
@@ -53,17 +49,11 @@ class EvaluatePart(NamedTuple):
     @classmethod
     def of(cls, found: Found) -> EvaluatePart:
         """Return the part of checked fields."""
-        adapter = None
-        if "adapter.blob" in found:
-            blob, root, rank, alpha, targets, step, layout = (
-                found[f"adapter.{name}"] for name in TunedAdapter._fields
-            )
-            adapter = TunedAdapter(blob, root, rank, alpha, tuple(targets), step, layout)
         return cls(
             BaseModel(*[found[f"model.{field}"] for field in BaseModel._fields]),
             LabelledRows(*[found[f"dataset.{field}"] for field in LabelledRows._fields]),
             found["batch"],
-            adapter,
+            TunedAdapter.of(found),
         )
 
     @property
@@ -73,11 +63,7 @@ class EvaluatePart(NamedTuple):
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
-        adapter: list[Value] = []
-        if self.adapter is not None:
-            blob, root, rank, alpha, targets, step, layout = self.adapter
-            adapter = [blob, root, rank, alpha, list(targets), step, layout]
-        return [list(self.model), list(self.dataset), self.batch, adapter]
+        return [list(self.model), list(self.dataset), self.batch, TunedAdapter.to_value(self.adapter)]
 
     def plan(self, seed: bytes, total_steps: int) -> EvaluationPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -88,26 +74,25 @@ class EvaluatePart(NamedTuple):
         return plan
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blobs that a job starts from: its rows, the frozen model, and its adapters."""
-        found = list[Input]()
+        """Return the blobs that a job starts from: its rows, the frozen model, and its adapters.
+
+        See GeneratePart of a model that was trained from scratch."""
         rows = row_tensors(self._shape)
         size = sum(kind.size_bytes for kind in rows.values())
-        found += (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size), self.model.input())
+        found = [Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size)]
+        if self.adapter is None or self.adapter.rank:
+            found.append(self.model.input())
         if self.adapter is not None:
             plan = _plan(self, bytes(HASH_BYTES))
-            layout = plan.adapter_plan
-            assert layout is not None
-            found.append(
-                Input(
-                    SourceKind.ADAPTER, self.adapter.blob, self.adapter.root, LazyMapping(layout.tensors),
-                    state_size(layout, self.adapter.step), partial(plan.check_adapter, self.adapter.root),
-                )
-            )  # fmt: skip
+            found.append(self.adapter.input(plan.adapter_plan, partial(plan.check_adapter, self.adapter.root)))
         return tuple(found)
 
     @property
     def _shape(self) -> EvaluateShape:
-        data, adapter = self.dataset, None if self.adapter is None else Adapter(*self.adapter[2:])
+        data, adapter = self.dataset, None
+        if self.adapter is not None:
+            self.adapter.check_model(self.model)
+            adapter = self.adapter.program_part
         return EvaluateShape(self.model.shape, self.batch, data.rows, data.length, data.slots, adapter)
 
 
@@ -121,8 +106,7 @@ EVALUATE_FIELDS: Final = KindFields(
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in LabelledRows._fields[2:]},
-        "adapter.step": (0, STEPS_MAX), "adapter.rank": (1, INTEGER_MAX), "adapter.alpha": (1, INTEGER_MAX),
-        "adapter.layout": (0, LAYOUT_MAX),
+        **ADAPTER_RANGES,
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name"}),

@@ -35,6 +35,11 @@ class KindFields:
     """Inner arrays that may be empty; then none of their fields is there."""
     trailing: Mapping[str, int] = field(default_factory=dict)
     """Inner arrays that may end before so many of their last fields; then none of these is there."""
+    later: tuple[str, ...] = ()
+    """Inner arrays that came with later versions, one behind the other: none of them is there, or the first ones.
+
+    The last one that is there is not empty, so there is one form.
+    """
     lists: frozenset[str] = frozenset()
     """Arrays whose items the kind checks itself."""
 
@@ -44,22 +49,27 @@ class KindFields:
             (*self.fields[:at], *other.fields, *self.fields[at:]), {**self.ranges, **other.ranges},
             self.hashes | other.hashes, self.texts | other.texts, self.integers | other.integers,
             self.names | other.names, self.optional | other.optional,
-            {**self.trailing, **other.trailing}, self.lists | other.lists,
+            {**self.trailing, **other.trailing}, self.later + other.later, self.lists | other.lists,
         )  # fmt: skip
 
 
 def fields_by_name(value: Any, kind: KindFields) -> Found:
     """Return the fields of a decoded array by name. Raises DecodeError for another form, not for values."""
-    if not isinstance(value, list) or len(value) != len(kind.fields):
-        raise _fault(f"a list of {len(kind.fields)} fields is expected")
+    fields, most = kind.fields, len(kind.fields)
+    if not isinstance(value, list) or not most - len(kind.later) <= len(value) <= most:
+        raise _fault(f"a list of {most} fields is expected")
+    absent = kind.later[len(kind.later) + len(value) - most :]
+    if absent:
+        fields = tuple(field for field in fields if field[0] not in absent)
+    last = kind.later[len(kind.later) - len(absent) - 1] if len(absent) < len(kind.later) else ""
     found: dict[str, Any] = {}
-    for (name, wanted, inner), item in zip(kind.fields, value, strict=True):
+    for (name, wanted, inner), item in zip(fields, value, strict=True):
         if type(item) is not wanted:
             raise _fault(f"{name}: {wanted.__name__} expected")
         if not isinstance(item, list):
             found[name] = item
             continue
-        if not item and name in kind.optional:
+        if not item and name != last and (name in kind.optional or name in kind.later):
             continue
         if len(item) not in (len(inner), len(inner) - kind.trailing.get(name, 0)):
             raise _fault(f"{name}: {len(inner)} fields expected")

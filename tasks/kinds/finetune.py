@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from state.primitives.codec import Value
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX, TuningPlan
+from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.plan import Input
@@ -133,6 +134,8 @@ class FinetunePart(NamedTuple):
     optimiser: Optimiser
     rates: RateSchedule
     loop: TrainingLoop = TrainingLoop()
+    start: TunedAdapter | None = None
+    """The state whose adapters this job goes on from (R133)."""
 
     @classmethod
     def of(cls, found: Found) -> FinetunePart:
@@ -146,6 +149,7 @@ class FinetunePart(NamedTuple):
             Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
             TrainingLoop(*[found.get(f"loop.{name}", 0) for name in TrainingLoop._fields]),
+            TunedAdapter.of(found, "start"),
         )
 
     @property
@@ -156,20 +160,22 @@ class FinetunePart(NamedTuple):
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
         rank, alpha, targets = self.adapters
-        return [
+        found: list[Value] = [
             list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
             list(self.rates), self.loop.to_value(),
         ]  # fmt: skip
+        return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
         return _plan(self, seed, total_steps)
 
     def inputs(self) -> tuple[Input, ...]:
-        """Return the blobs that a job starts from: its rows, and the frozen model."""
+        """Return the blobs that a job starts from: its rows, the frozen model, and the state to go on from."""
         rows = row_tensors(self.shape)
         size = sum(kind.size_bytes for kind in rows.values())
-        return Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size), self.model.input()
+        found = (Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size), self.model.input())
+        return found if self.start is None else (*found, self.start.started(self.model.shape))
 
     @property
     def shape(self) -> FinetuneShape:
@@ -187,6 +193,7 @@ FINETUNE_FIELDS: Final = KindFields(
         ("model", list, BaseModel._fields), ("dataset", list, RowSet._fields),
         ("adapters", list, Adapters._fields), ("batch", int, ()), ("optimiser", list, Optimiser._fields),
         ("rates", list, RateSchedule._fields), ("loop", list, TrainingLoop._fields),
+        ("start", list, TunedAdapter._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
@@ -196,12 +203,15 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
         "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
-        "loop.patience": (1, EVALUATIONS_MAX),
+        "loop.patience": (1, EVALUATIONS_MAX), **adapter_ranges("start"),
     },
-    hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root"}),
+    hashes=frozenset({
+        "model.blob", "model.root", "dataset.blob", "dataset.root", "start.blob", "start.root",
+    }),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
-    names=frozenset({"adapters.targets"}),
+    names=frozenset({"adapters.targets", "start.targets"}),
     trailing={"loop": 1},
+    later=("start",),
 )  # fmt: skip
 
 
@@ -209,6 +219,8 @@ FINETUNE_FIELDS: Final = KindFields(
 def _plan(part: FinetunePart, seed: bytes, total_steps: int) -> TuningPlan:
     try:
         shape = part.shape
+        if part.start is not None:
+            part.start.check_start(shape.model, (shape.rank, shape.alpha, shape.targets))
         updates = updates_of(shape.loop(1), total_steps)
         rates = FinetuneRates(
             Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, updates, part.rates.clip_nano

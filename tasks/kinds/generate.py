@@ -10,17 +10,14 @@ from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import check_adapter
-from tasks.engines.state import state_size
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
+from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, prompt_tensors
-from tasks.programs.lazy import LazyMapping
-from tasks.programs.llama_shape import LAYOUT_MAX, Adapter
 from tasks.programs.operators.scalars import NANO
-from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.program import SourceKind
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import DIMENSION_MAX
@@ -97,23 +94,6 @@ class Decoding(NamedTuple):
         return found if self.sampling is None else [*found, *self.sampling]
 
 
-class TunedAdapter(NamedTuple):
-    """The adapters of a tuned model: the state that fine-tuning left after ``step`` steps.
-
-    With rank 0, alpha 0 and no targets it is the state of a model that was trained from scratch (R89).
-    ``blob`` is the content address of its encoding, and ``root`` its root. ``layout`` is
-    that of ``Adapter``.
-    """
-
-    blob: bytes
-    root: bytes
-    rank: int
-    alpha: int
-    targets: tuple[str, ...]
-    step: int
-    layout: int = 0
-
-
 class GeneratePart(NamedTuple):
     """What a specification of this kind has of its own. ``batch`` prompts are decoded together."""
 
@@ -131,7 +111,7 @@ class GeneratePart(NamedTuple):
             PromptSet(*[found[f"dataset.{field}"] for field in PromptSet._fields]),
             found["batch"],
             _decoding_of(found),
-            _adapter_of(found),
+            TunedAdapter.of(found),
         )
 
     @property
@@ -141,10 +121,7 @@ class GeneratePart(NamedTuple):
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
-        adapter: list[Value] = []
-        if self.adapter is not None:
-            blob, root, rank, alpha, targets, step, layout = self.adapter
-            adapter = [blob, root, rank, alpha, list(targets), step, layout]
+        adapter = TunedAdapter.to_value(self.adapter)
         return [list(self.model), list(self.dataset), self.batch, self.decoding.to_value(), adapter]
 
     def plan(self, seed: bytes, total_steps: int) -> GeneratingPlan:
@@ -170,27 +147,18 @@ class GeneratePart(NamedTuple):
         if shape.adapter is None or not shape.adapter.is_whole:
             found.append(self.model.input())
         if self.adapter is not None:
-            found.append(self._adapter_input(shape, self.adapter))
+            plan = GeneratingPlan(shape, bytes(HASH_BYTES)).adapter_plan
+            found.append(self.adapter.input(plan, partial(check_adapter, shape, self.adapter.root)))
         return tuple(found)
-
-    @staticmethod
-    def _adapter_input(shape: GenerateShape, adapter: TunedAdapter) -> Input:
-        plan = GeneratingPlan(shape, bytes(HASH_BYTES)).adapter_plan
-        assert plan is not None
-        return Input(
-            SourceKind.ADAPTER, adapter.blob, adapter.root, LazyMapping(plan.tensors),
-            state_size(plan, adapter.step), partial(check_adapter, shape, adapter.root),
-        )  # fmt: skip
 
     @property
     def _shape(self) -> GenerateShape:
         data, decoding = self.dataset, self.decoding.check()
-        is_whole = self.adapter is not None and not self.adapter.rank
-        if is_whole and (any(self.model.blob) or any(self.model.root)):
-            raise ProgramInvalid("model.blob and model.root: zeros expected, the model is the state in adapter")
+        if self.adapter is not None:
+            self.adapter.check_model(self.model)
         return GenerateShape(
             self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends,
-            None if self.adapter is None else Adapter(*self.adapter[2:]), decoding.sampling,
+            None if self.adapter is None else self.adapter.program_part, decoding.sampling,
         )  # fmt: skip
 
 
@@ -198,13 +166,6 @@ def _decoding_of(found: Found) -> Decoding:
     name, new, ends = (found[f"decoding.{field}"] for field in Decoding._fields[:-SAMPLING_FIELDS])
     rest = [found.get(f"decoding.{field}", 0) for field in Decoding._fields[-SAMPLING_FIELDS:]]
     return Decoding(name, new, tuple(ends), *rest)
-
-
-def _adapter_of(found: Found) -> TunedAdapter | None:
-    if "adapter.blob" not in found:
-        return None
-    blob, root, rank, alpha, targets, step, layout = (found[f"adapter.{field}"] for field in TunedAdapter._fields)
-    return TunedAdapter(blob, root, rank, alpha, tuple(targets), step, layout)
 
 
 GENERATE_NAMES: Final = (MODEL_LLAMA,)
@@ -218,9 +179,7 @@ GENERATE_FIELDS: Final = KindFields(
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
         "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),
-        "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), "adapter.step": (0, STEPS_MAX),
-        "adapter.rank": (0, INTEGER_MAX), "adapter.alpha": (0, INTEGER_MAX),
-        "adapter.layout": (0, LAYOUT_MAX),
+        "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), **ADAPTER_RANGES,
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "decoding.name"}),

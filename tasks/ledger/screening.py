@@ -158,7 +158,7 @@ def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
 
     Without ``any_size`` a large model is not looked at: its start takes up to three seconds to compute.
     """
-    if spec.is_metered:
+    if spec.is_metered or spec.start() is not None:  # the state of another task is no function of the job
         return []
     plan = spec.plan()
     if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:

@@ -18,15 +18,25 @@ from tasks.engines.pass_plan import root_of
 from tasks.kinds.embed import KIND_EMBED, MODEL_BERT, EmbedPart, Pooling
 from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import PromptSet
-from tasks.models.encoders import FrozenModel, TextTokens
+from tasks.models.encoders import FrozenModel, PlainTokens, TextTokens
 from tasks.models.errors import RowsInvalid
-from tasks.models.jobs import base_model, name_of, schedule_of, usual_batch
+from tasks.models.generating import (
+    ModelSource,
+    TrainedModel,
+    Tuned,
+    adapter_named,
+    model_source,
+    tuned_adapter,
+    with_state,
+)
+from tasks.models.jobs import base_model, schedule_of, usual_batch
+from tasks.models.left import name_of
 from tasks.models.rows import objects_of, text_of, tokens_of
 from tasks.programs.bert_shape import BertShape
 from tasks.programs.embed import LAST, TEXT_TOKENS, ModelShape, frozen_bytes, frozen_tensors, text_tensors
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
-__all__ = ["LONG_TEXTS", "EmbeddingJob", "EmbeddingSettings", "make_embedding", "texts_of"]
+__all__ = ["LONG_TEXTS", "EmbeddingJob", "EmbeddingSettings", "TrainedEmbedder", "make_embedding", "texts_of"]
 
 BATCH_MOST: Final = 16
 """Texts of a step at most, where nobody says how many."""
@@ -58,6 +68,8 @@ class EmbeddingJob(NamedTuple):
     rows: bytes
     model: bytes
     notes: tuple[str, ...]
+    adapter: bytes = b""
+    """The state with the model's adapters, of a tuned model."""
 
 
 class EmbedderFiles(Protocol):
@@ -82,6 +94,28 @@ class EmbedderFiles(Protocol):
     @property
     def normalised(self) -> bool:
         """Whether a vector is divided by its length."""
+
+
+class TrainedEmbedder(NamedTuple):
+    """A model that a task has trained (R89), as one that makes vectors: as of any decoder, of the last token."""
+
+    model: TrainedModel
+    pooling: str = "last"
+    normalised: bool = True
+
+    @property
+    def shape(self) -> ModelShape:
+        """See EmbedderFiles."""
+        return self.model.shape
+
+    @property
+    def tokens(self) -> Callable[[], TextTokens]:
+        """See EmbedderFiles."""
+        return lambda: PlainTokens(self.model.tokeniser())
+
+    def load(self) -> FrozenModel:
+        """Raises AssertionError: its weights are in the state of the task, and never frozen."""
+        raise AssertionError("weights of a trained model are not frozen")
 
 
 class _LazyTokens:
@@ -126,14 +160,20 @@ def texts_of(
 
 def make_embedding(
     opened: EmbedderFiles, data: bytes, settings: EmbeddingSettings, *, seed: bytes, max_price_per_tera_unit: int,
-    match_ms: int,
+    match_ms: int, tuned: Tuned | None = None,
 ) -> EmbeddingJob:  # fmt: skip
-    """Return the job of a model's files and a file of JSON lines.
+    """Return the job of a model's files and a file of JSON lines. With ``tuned`` a decoder has its adapters.
+
+    A TrainedEmbedder has the weights of its task's state.
 
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
-    shape = opened.shape
-    if (size := frozen_bytes(shape)) > MODEL_SENT_BYTES_MAX:
+    shape, adapter = opened.shape, None
+    if isinstance(opened, TrainedEmbedder):
+        adapter = adapter_named(opened.model, None)
+    elif tuned is not None:
+        adapter = tuned_adapter(tuned)
+    if (size := frozen_bytes(shape, None if adapter is None else adapter.program_part)) > MODEL_SENT_BYTES_MAX:
         raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"texts of {settings.max_length} tokens, and the model takes {shape.context}")
@@ -144,7 +184,7 @@ def make_embedding(
     unnamed = EmbedPart(
         _base(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length),
         min(settings.batch or usual_batch(rows, BATCH_MOST), rows),
-        Pooling(settings.pooling or opened.pooling, int(normalised)),
+        Pooling(settings.pooling or opened.pooling, int(normalised)), adapter,
     )  # fmt: skip
     total = -(-rows // unnamed.batch)
     plan = unnamed.plan(seed, total)
@@ -155,13 +195,10 @@ def make_embedding(
         tokens = found[min(row, rows - 1)][1]
         table[row, : len(tokens)] = tokens
         last[row] = len(tokens) - 1
-    kinds, weights = text_tensors(plan.shape), frozen_tensors(shape)
-    contents = {TEXT_TOKENS: table.tobytes(), LAST: last.tobytes()}
-    model = opened.load()
-    frozen = model.contents()
-    texts_blob, model_blob = join_tensors(kinds, contents), join_tensors(weights, frozen)
+    kinds, contents = text_tensors(plan.shape), {TEXT_TOKENS: table.tobytes(), LAST: last.tobytes()}
+    texts_blob, model = join_tensors(kinds, contents), _source(opened, tuned)
     part = unnamed._replace(
-        model=_base(shape, name_of(model_blob), root_of(weights, frozen)),
+        model=model.base,
         dataset=PromptSet(name_of(texts_blob), root_of(kinds, contents), rows, length),
     )
     spec = JobSpec(
@@ -170,7 +207,17 @@ def make_embedding(
         Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
     cut = tuple(f"line {number} was cut to {len(tokens)} tokens" for number, tokens, is_long in found if is_long)
-    return EmbeddingJob(spec, texts_blob, model_blob, (*cut, *model.notes))
+    return EmbeddingJob(spec, texts_blob, model.blob, (*cut, *model.notes), model.state)
+
+
+def _source(opened: EmbedderFiles, tuned: Tuned | None) -> ModelSource:
+    """Return what a job says of its model. Raises ModelError; UnsupportedJob for adapters of another model."""
+    if isinstance(opened, TrainedEmbedder):
+        return model_source(opened.model, None)
+    model, weights = opened.load(), frozen_tensors(opened.shape)
+    contents = model.contents()
+    blob, root = join_tensors(weights, contents), root_of(weights, contents)
+    return with_state(ModelSource(_base(opened.shape, name_of(blob), root), blob, b"", model.notes), tuned)
 
 
 def _base(shape: ModelShape, blob: bytes, root: bytes) -> BaseModel:

@@ -11,6 +11,7 @@ import numpy as np
 from tasks.models.errors import ModelInvalid, ModelUnsupported, TokenizersMissing
 from tasks.models.huggingface import CONFIG, CONFIG_BYTES_MAX, Settings, read_settings
 from tasks.models.llama import contents_of, frozen_tensor
+from tasks.models.rows import Tokens
 from tasks.models.safetensors import SafetensorsFile
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.models.tokens import JSON_BYTES_MAX
@@ -19,7 +20,10 @@ from tasks.programs.embed import ModelShape, frozen_tensors
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators.scalars import NANO
 
-__all__ = ["ENCODER", "Encoder", "EncoderFiles", "FrozenModel", "TextTokens", "encoder_tokens", "pooling_of"]
+__all__ = [
+    "ENCODER", "Encoder", "EncoderFiles", "FrozenModel", "PlainTokens", "TextTokens", "encoder_tokens",
+    "pooling_of",
+]  # fmt: skip
 
 ENCODER: Final = "bert"
 """Of the setting ``model_type``."""
@@ -145,6 +149,17 @@ class TextTokens(Protocol):
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return the tokens of a text, ``most`` at most if a number is given."""
+
+
+class PlainTokens:
+    """The tokens of a decoder's own tokeniser, with none added."""
+
+    def __init__(self, made: Tokens) -> None:
+        self._made = made
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """See TextTokens."""
+        return self._made.encode(text)[:most]
 
 
 class Encoder:

@@ -13,15 +13,15 @@ import numpy as np
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors
+from tasks.engines.input_blobs import join_tensors
 from tasks.engines.pass_plan import root_of
 from tasks.kinds.evaluate import KIND_EVALUATE, EvaluatePart, LabelledRows
-from tasks.models.generating import Tuned, tuned_adapter
-from tasks.models.jobs import LazyTokens, ModelFiles, base_model, name_of, schedule_of, usual_batch
+from tasks.models.generating import AskedModel, Tuned, adapter_named, check_size, model_source
+from tasks.models.jobs import LazyTokens, base_model, schedule_of, usual_batch
+from tasks.models.left import name_of
 from tasks.models.rows import TokenRows, examples_of, make_rows
 from tasks.programs.evaluate import EvaluateShape, row_tensors
 from tasks.programs.finetune import PLACES, ROW_TOKENS, TARGETS
-from tasks.programs.llama_shape import model_bytes, weight_tensors
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = ["EvaluatingJob", "EvaluatingSettings", "make_evaluating", "padded_rows"]
@@ -63,16 +63,18 @@ def padded_rows(shape: EvaluateShape, rows: TokenRows) -> Mapping[str, bytes]:
 
 
 def make_evaluating(
-    opened: ModelFiles, data: bytes, settings: EvaluatingSettings, *, seed: bytes, max_price_per_tera_unit: int,
+    opened: AskedModel, data: bytes, settings: EvaluatingSettings, *, seed: bytes, max_price_per_tera_unit: int,
     match_ms: int, tuned: Tuned | None = None,
 ) -> EvaluatingJob:  # fmt: skip
     """Return the job of a model's files and a file of JSON lines. With ``tuned`` the model has its adapters.
 
+    A TrainedModel is evaluated with the weights of its task's state (R89).
+
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
     shape = opened.shape
-    if (size := model_bytes(shape)) > MODEL_SENT_BYTES_MAX:
-        raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
+    adapter = adapter_named(opened, tuned)
+    check_size(shape, adapter)
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
     examples = examples_of(data, LazyTokens(opened), shape.vocabulary)
@@ -82,21 +84,16 @@ def make_evaluating(
         base_model(shape, nothing, nothing),
         LabelledRows(nothing, nothing, rows.rows, rows.length, rows.slots),
         min(settings.batch or usual_batch(rows.rows, BATCH_MOST), rows.rows),
-        None if tuned is None else tuned_adapter(tuned),
+        adapter,
     )  # fmt: skip
     total = -(-rows.rows // unnamed.batch)
     plan = unnamed.plan(seed, total)
     plan.check()
 
-    model = opened.load()
-    frozen, weights, kinds = model.contents(), weight_tensors(shape), row_tensors(plan.shape)
-    contents = padded_rows(plan.shape, rows)
-    rows_blob, model_blob = join_tensors(kinds, contents), join_tensors(weights, frozen)
-    root = root_of(weights, frozen)
-    if tuned is not None and tuned.spec.model_root() != root:
-        raise UnsupportedJob("the adapters were trained on another model; name the model of their task")
+    model, kinds, contents = model_source(opened, tuned), row_tensors(plan.shape), padded_rows(plan.shape, rows)
+    rows_blob = join_tensors(kinds, contents)
     part = unnamed._replace(
-        model=base_model(shape, name_of(model_blob), root),
+        model=model.base,
         dataset=unnamed.dataset._replace(blob=name_of(rows_blob), root=root_of(kinds, contents)),
     )
     spec = JobSpec(
@@ -105,5 +102,4 @@ def make_evaluating(
         Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
     dropped = tuple(f"line {line} gives no row: {why}" for line, why in rows.dropped)
-    adapter = b"" if tuned is None else tuned.state.encode()
-    return EvaluatingJob(spec, rows_blob, model_blob, (*dropped, *model.notes), adapter)
+    return EvaluatingJob(spec, rows_blob, model.blob, (*dropped, *model.notes), model.state)

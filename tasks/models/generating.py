@@ -12,31 +12,31 @@ from typing import Final, NamedTuple, Protocol
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.generating import first_state, prompt_contents
-from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
-from tasks.engines.state import TrainingState
+from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, rows_root
+from tasks.engines.pass_plan import root_of
+from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.decoder import DecoderPart
-from tasks.kinds.finetune import FinetunePart
+from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import (
     KIND_GENERATE,
     Decoding,
     GeneratePart,
     PromptSet,
-    TunedAdapter,
 )
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
-from tasks.models.jobs import LazyTokens, base_model, name_of, schedule_of
+from tasks.models.jobs import LazyTokens, base_model, schedule_of
+from tasks.models.left import Tuned, check_base, name_of, tuned_adapter, whole_model
 from tasks.models.llama import Model
 from tasks.models.prompts import prompts_of
 from tasks.models.rows import Tokens
-from tasks.programs.finetune import EVALUATION_BEST
 from tasks.programs.generate import prompt_tensors
-from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_bytes, weight_tensors
+from tasks.programs.llama_shape import LlamaShape, frozen_bytes, weight_tensors
 from tasks.programs.sampling import Sampling
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = [
-    "AskedModel", "GeneratingJob", "GeneratingSettings", "TrainedModel", "Tuned", "make_generating",
-    "tuned_adapter",
+    "AskedModel", "GeneratingJob", "GeneratingSettings", "ModelSource", "TrainedModel", "Tuned", "adapter_named",
+    "check_size", "make_generating", "model_source", "tuned_adapter", "with_state",
 ]  # fmt: skip
 
 BATCH_WANTED: Final = 8
@@ -57,18 +57,6 @@ class GeneratingSettings:
     segment_steps: int = 0
     """0: as for fine-tuning."""
     sampling: Sampling | None = None
-
-
-class Tuned(Protocol):
-    """What a task that trains has left: its job, and its state after a final window."""
-
-    @property
-    def spec(self) -> JobSpec:
-        """The job of the task."""
-
-    @property
-    def state(self) -> TrainingState:
-        """The state with the adapters, or with all weights of a model."""
 
 
 class AskedModel(Protocol):
@@ -143,11 +131,8 @@ def make_generating(
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
     shape, tokens = opened.shape, LazyTokens(opened)
-    adapter = None if tuned is None else tuned_adapter(tuned)
-    if isinstance(opened, TrainedModel):
-        tuned, adapter = opened.tuned, _whole(opened.tuned)
-    if (size := frozen_bytes(shape, None if adapter is None else Adapter(*adapter[2:]))) > MODEL_SENT_BYTES_MAX:
-        raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
+    adapter = adapter_named(opened, tuned)
+    check_size(shape, adapter)
     if settings.new_tokens > shape.context:
         raise UnsupportedJob(f"new_tokens is {settings.new_tokens}, and the model takes {shape.context} tokens")
     prompts = prompts_of(data, tokens, shape.vocabulary, shape.context + 1 - settings.new_tokens)
@@ -164,47 +149,67 @@ def make_generating(
     plan = unnamed.plan(seed, total)
     plan.check()
 
-    model_blob, base, told = b"", unnamed.model, tuple[str, ...]()
-    if not isinstance(opened, TrainedModel):
-        model = opened.load()
-        contents, told = model.contents(), model.notes
-        model_blob, root = join_tensors(weight_tensors(shape), contents), model_root(plan.shape, contents)
-        if tuned is not None and tuned.spec.model_root() != root:
-            raise UnsupportedJob("the adapters were trained on another model; name the model of their task")
-        base = base_model(shape, name_of(model_blob), root)
+    model = model_source(opened, tuned)
     data_contents = prompt_contents(plan.shape, [list(one.tokens) for one in prompts])
     prompts_blob = join_tensors(prompt_tensors(plan.shape), data_contents)
     part = unnamed._replace(
-        model=base,
+        model=model.base,
         dataset=PromptSet(name_of(prompts_blob), rows_root(plan.shape, data_contents), rows, length),
     )
     spec = JobSpec(
         KIND_GENERATE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
         schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    state = b"" if tuned is None else tuned.state.encode()
-    return GeneratingJob(spec, prompts_blob, model_blob, (*notes, *told), state)
+    return GeneratingJob(spec, prompts_blob, model.blob, (*notes, *model.notes), model.state)
 
 
-def tuned_adapter(tuned: Tuned) -> TunedAdapter:
-    """Return the adapters that a task has left. Raises UnsupportedJob."""
-    part = tuned.spec.part
-    if not isinstance(part, FinetunePart):
-        raise UnsupportedJob(
-            f"a task of kind {tuned.spec.kind} has no adapters; name one that fine-tuned the model"
-        )
-    plan = part.plan(tuned.spec.seed, tuned.spec.schedule.total_steps)
-    if plan.shape.keeps_best and not any(tuned.state.tensors[EVALUATION_BEST]):
-        raise UnsupportedJob("no evaluation of that task was complete, so it has no best adapters yet")
-    return TunedAdapter(
-        name_of(tuned.state.encode()), tuned.state.root(plan), *part.adapters, tuned.state.step, plan.shape.layout
-    )
+class ModelSource(NamedTuple):
+    """What a specification says of its model, the blobs that it names, and notes for its requester.
+
+    ``state`` is that of the task that has tuned or trained the model.
+    """
+
+    base: BaseModel
+    blob: bytes
+    state: bytes
+    notes: tuple[str, ...]
 
 
-def _whole(trained: Tuned) -> TunedAdapter:
-    """Return the state that a task has left, in the place of adapters."""
-    state = trained.state
-    return TunedAdapter(name_of(state.encode()), state.root(trained.spec.plan()), 0, 0, (), state.step)
+def adapter_named(opened: AskedModel, tuned: Tuned | None) -> TunedAdapter | None:
+    """Return the adapters of a model, or the state that it is (R89); None without them. Raises UnsupportedJob."""
+    if isinstance(opened, TrainedModel):
+        return whole_model(opened.tuned)
+    return None if tuned is None else tuned_adapter(tuned)
+
+
+def check_size(shape: LlamaShape, adapter: TunedAdapter | None) -> None:
+    """Raises UnsupportedJob for a frozen model that no machine takes."""
+    size = frozen_bytes(shape, None if adapter is None else adapter.program_part)
+    if size > MODEL_SENT_BYTES_MAX:
+        raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
+
+
+def model_source(opened: AskedModel, tuned: Tuned | None) -> ModelSource:
+    """Return what a job says of a model, whose weights are frozen if no task has trained them.
+
+    Raises ModelError with file and remedy; UnsupportedJob for adapters of another model.
+    """
+    shape = opened.shape
+    if isinstance(opened, TrainedModel):
+        nothing = bytes(HASH_BYTES)
+        return ModelSource(base_model(shape, nothing, nothing), b"", opened.tuned.state.encode(), ())
+    model, weights = opened.load(), weight_tensors(shape)
+    contents = model.contents()
+    blob, root = join_tensors(weights, contents), root_of(weights, contents)
+    return with_state(ModelSource(base_model(shape, name_of(blob), root), blob, b"", model.notes), tuned)
+
+
+def with_state(source: ModelSource, tuned: Tuned | None) -> ModelSource:
+    """Return a model with the state of the task that has tuned it. Raises UnsupportedJob for another model."""
+    if tuned is None:
+        return source
+    check_base(tuned, source.base.root)
+    return source._replace(state=tuned.state.encode())
 
 
 def _batch(wanted: int, rows: int) -> tuple[int, tuple[str, ...]]:

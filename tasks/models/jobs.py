@@ -6,13 +6,11 @@ What is wrong is found before the weights are read where it can be, and always b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from typing import Final, NamedTuple, Protocol
 
 from state.primitives.hashing import HASH_BYTES
-from state.primitives.manifests import manifest_of
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, model_root, rows_root
 from tasks.engines.tuning import first_state
@@ -29,6 +27,7 @@ from tasks.kinds.finetune import (
 )
 from tasks.kinds.plan import JobPlan
 from tasks.models.errors import RowsInvalid
+from tasks.models.left import Tuned, check_base, name_of, tuned_adapter
 from tasks.models.llama import Model
 from tasks.models.rows import Example, TokenRows, Tokens, examples_of, fitted, rows_of, split_rows
 from tasks.models.tokens import Tokeniser
@@ -115,6 +114,8 @@ class TuningJob(NamedTuple):
     rows: bytes
     model: bytes
     notes: tuple[str, ...]
+    adapter: bytes = b""
+    """The state that it goes on from, if it does."""
 
 
 class _Data(NamedTuple):
@@ -176,9 +177,11 @@ class LazyTokens:
 
 def make_tuning(
     opened: ModelFiles, data: bytes, settings: TuningSettings, *, seed: bytes, max_price_per_tera_unit: int,
-    match_ms: int, validation: bytes | None = None,
+    match_ms: int, validation: bytes | None = None, start: Tuned | None = None,
 ) -> TuningJob:  # fmt: skip
     """Return the job of a model's files and a file of JSON lines; ``validation`` is another one.
+
+    With ``start`` it goes on from the adapters that a task has left.
 
     Raises RowsInvalid with line and column; ModelError with file and remedy; UnsupportedJob; TokenizersMissing.
     """
@@ -187,8 +190,11 @@ def make_tuning(
         raise UnsupportedJob(f"a model of {size} bytes; machines take {MODEL_SENT_BYTES_MAX} at most")
     if settings.max_length > shape.context:
         raise UnsupportedJob(f"rows of {settings.max_length} tokens, and the model takes {shape.context}")
+    left = None if start is None else tuned_adapter(start)
+    if left is not None:
+        settings = replace(settings, rank=left.rank, alpha=left.alpha, targets=left.targets)
     made = _data(opened, data, validation, settings)
-    rows, unnamed = made.rows, _part(opened, made, settings)
+    rows, unnamed = made.rows, _part(opened, made, settings)._replace(start=left)
     loop = Loop(unnamed.batch, rows.rows, made.train_rows, *unnamed.loop[:2])
     total = loop._replace(updates=settings.steps or settings.epochs * loop.epoch_updates).steps
     plan = unnamed.plan(seed, total)
@@ -202,15 +208,20 @@ def make_tuning(
         model=unnamed.model._replace(blob=name_of(model_blob), root=model_root(plan.shape, contents)),
         dataset=unnamed.dataset._replace(blob=name_of(rows_blob), root=rows_root(plan.shape, rows.contents)),
     )
+    first = first_state(plan)
+    if start is not None and left is not None:
+        check_base(start, part.model.root)
+        first = left.begun(plan).of(start.state)
     kept = 0
     if settings.save_every and not (kept := plan.loop.steps_between(settings.save_every)):
         raise UnsupportedJob(_uneven(plan.loop, settings.save_every))
     schedule = schedule_of(plan, total, settings.segment_steps, settings.window_steps, kept)
     spec = JobSpec(
-        KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan), schedule,
+        KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first.root(plan), schedule,
         max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    return TuningJob(spec, rows_blob, model_blob, (*made.notes, *model.notes))
+    state = b"" if start is None else start.state.encode()
+    return TuningJob(spec, rows_blob, model_blob, (*made.notes, *model.notes), state)
 
 
 def _data(opened: ModelFiles, data: bytes, validation: bytes | None, settings: TuningSettings) -> _Data:
@@ -305,8 +316,3 @@ def schedule_of(
 def usual_batch(rows: int, most: int) -> int:
     """Return how many rows a step takes: so few that there are SEGMENTS_WANTED steps, at most ``most``."""
     return min(most, max(1, rows // SEGMENTS_WANTED))
-
-
-def name_of(blob: bytes) -> bytes:
-    """Return the content address of a blob."""
-    return manifest_of(BytesIO(blob)).blob_id

@@ -10,7 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tasks.models.encoders import ENCODER, EncoderFiles, FrozenModel, TextTokens, encoder_tokens, pooling_of
+from tasks.models.encoders import (
+    ENCODER,
+    EncoderFiles,
+    FrozenModel,
+    PlainTokens,
+    TextTokens,
+    encoder_tokens,
+    pooling_of,
+)
 from tasks.models.errors import ModelError, ModelInvalid
 from tasks.models.gguf import read_gguf
 from tasks.models.huggingface import (
@@ -162,17 +170,6 @@ class OpenEmbedder:
     normalised: bool
 
 
-class _Plain:
-    """The tokens of a decoder's own tokeniser, with none added."""
-
-    def __init__(self, made: Tokeniser) -> None:
-        self._made = made
-
-    def encode(self, text: str, most: int | None = None) -> list[int]:
-        """See TextTokens."""
-        return self._made.encode(text)[:most]
-
-
 @contextmanager
 def open_embedder(path: Path) -> Iterator[OpenEmbedder]:
     """Open the files of an encoder, or of a decoder of the Llama family. Raises ModelInvalid, ModelUnsupported."""
@@ -183,7 +180,7 @@ def open_embedder(path: Path) -> Iterator[OpenEmbedder]:
                 found = opened.load()
                 return FrozenModel(found.shape, found.tensors, found.notes)
 
-            yield OpenEmbedder(opened.shape, load, lambda: _Plain(opened.tokeniser()), "last", True)
+            yield OpenEmbedder(opened.shape, load, lambda: PlainTokens(opened.tokeniser()), "last", True)
         return
     with ExitStack() as opened_files:
         config = _bytes(path / CONFIG, CONFIG_BYTES_MAX, opened_files)

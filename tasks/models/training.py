@@ -12,12 +12,14 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.decoder_training import first_state
+from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import join_tensors, rows_root
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.decoder import DecoderModel, DecoderPart
 from tasks.kinds.decoder import TextRows as NamedRows
 from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule
-from tasks.models.jobs import name_of, schedule_of
+from tasks.models.jobs import schedule_of
+from tasks.models.left import Tuned, name_of, whole_model
 from tasks.models.rows import Tokens
 from tasks.models.texts import TextRows, texts_of, token_rows
 from tasks.programs.decoder import row_tensors
@@ -91,18 +93,25 @@ class TrainingJob(NamedTuple):
     rows: bytes
     notes: tuple[str, ...]
     model: bytes = b""
+    adapter: bytes = b""
+    """The state that it goes on from, if it does."""
 
 
 def make_training(
     data: bytes, name: str, tokens: Tokens, vocabulary: int, settings: TrainingSettings, *, seed: bytes,
-    max_price_per_tera_unit: int, match_ms: int,
+    max_price_per_tera_unit: int, match_ms: int, start: Tuned | None = None,
 ) -> TrainingJob:  # fmt: skip
     """Return the job of a file of texts; ``name`` says how they are read (``texts_of``).
 
+    With ``start`` it goes on from the model that a task has left, which has its size.
+
     Raises RowsInvalid with line and column; UnsupportedJob.
     """
-    rows = token_rows(texts_of(data, name, tokens, vocabulary), settings.size.context, vocabulary)
-    unnamed = _part(rows, vocabulary, settings)
+    model, left = settings.size.model(vocabulary), None
+    if start is not None:
+        model, left = _left(start, vocabulary), whole_model(start)
+    rows = token_rows(texts_of(data, name, tokens, vocabulary), model.context, vocabulary)
+    unnamed = _part(rows, model, settings)._replace(start=left)
     total = settings.steps or -(-settings.epochs * rows.rows // unnamed.batch)
     if settings.warmup_steps < 0:
         unnamed = unnamed._replace(rates=unnamed.rates._replace(warmup_steps=total // WARMUP_PART))
@@ -112,18 +121,35 @@ def make_training(
     part = unnamed._replace(
         dataset=unnamed.dataset._replace(blob=name_of(blob), root=rows_root(plan.shape, rows.contents))
     )
+    first = first_state(plan) if start is None or left is None else left.begun(plan).of(start.state)
     spec = JobSpec(
-        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first_state(plan).root(plan),
+        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first.root(plan),
         schedule_of(plan, total, settings.segment_steps, settings.window_steps), max_price_per_tera_unit,
         Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
-    return TrainingJob(spec, blob, _notes(rows))
+    state = b"" if start is None else start.state.encode()
+    return TrainingJob(spec, blob, _notes(rows), adapter=state)
 
 
-def _part(rows: TextRows, vocabulary: int, settings: TrainingSettings) -> DecoderPart:
+def _left(start: Tuned, vocabulary: int) -> DecoderModel:
+    """Return the model that a task has trained. Raises UnsupportedJob."""
+    part = start.spec.part
+    if not isinstance(part, DecoderPart):
+        raise UnsupportedJob(
+            f"a task of kind {start.spec.kind} has no model of its own: name one that trained a language model"
+        )
+    if part.model.vocabulary != vocabulary:
+        raise UnsupportedJob(
+            f"the model has {part.model.vocabulary} tokens, and this tokeniser {vocabulary}: name the folder that "
+            "it was trained on (tokenizer)"
+        )
+    return part.model
+
+
+def _part(rows: TextRows, model: DecoderModel, settings: TrainingSettings) -> DecoderPart:
     nothing = bytes(HASH_BYTES)
     return DecoderPart(
-        settings.size.model(vocabulary),
+        model,
         NamedRows(nothing, nothing, rows.rows, rows.rows, rows.length),
         min(settings.batch, rows.rows),
         Optimiser(

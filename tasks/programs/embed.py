@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from tasks.programs import llama_shape
 from tasks.programs.bert import BertLayers
 from tasks.programs.bert_shape import BertShape, encoder_bytes, encoder_tensors
 from tasks.programs.builder import Builder
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
+from tasks.programs.generate import adapter_state, check_tuned
 from tasks.programs.llama_layers import NOTHING, STREAM_LIMIT, Layers
-from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.llama_shape import Adapter, LlamaShape
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import constant_bits
@@ -56,7 +58,8 @@ _COUNT_EXPONENT: Final = 26
 class EmbedShape:
     """What a step's program follows from: there are ``rows`` texts of ``length`` tokens at most.
 
-    The last text fills the last batch. Raises ProgramInvalid.
+    The last text fills the last batch. A decoder that was tuned, or trained by a task (R89), has an ``adapter``.
+    Raises ProgramInvalid.
     """
 
     model: ModelShape
@@ -65,6 +68,7 @@ class EmbedShape:
     length: int
     pooling: str
     normalised: bool
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.model.context:
@@ -75,6 +79,10 @@ class EmbedShape:
             raise ProgramInvalid(f"{self.batch} vectors of {self.model.width} numbers at a time")
         if self.pooling not in POOLINGS:
             raise ProgramInvalid(f"pooling: {', '.join(POOLINGS)} expected, not {self.pooling[:20]!r}")
+        if self.adapter is not None:
+            if isinstance(self.model, BertShape):
+                raise ProgramInvalid("adapters of an encoder")
+            check_tuned(self.model, self.adapter)
 
     @property
     def steps(self) -> int:
@@ -87,14 +95,14 @@ class EmbedShape:
         return self.steps * self.batch
 
 
-def frozen_tensors(model: ModelShape) -> dict[str, TensorType]:
-    """Return name and type of every frozen tensor."""
-    return encoder_tensors(model) if isinstance(model, BertShape) else weight_tensors(model)
+def frozen_tensors(model: ModelShape, adapter: Adapter | None = None) -> dict[str, TensorType]:
+    """Return name and type of every frozen tensor: none of a model that a task has trained."""
+    return encoder_tensors(model) if isinstance(model, BertShape) else llama_shape.frozen_tensors(model, adapter)
 
 
-def frozen_bytes(model: ModelShape) -> int:
+def frozen_bytes(model: ModelShape, adapter: Adapter | None = None) -> int:
     """Return the bytes of all frozen tensors."""
-    return encoder_bytes(model) if isinstance(model, BertShape) else model_bytes(model)
+    return encoder_bytes(model) if isinstance(model, BertShape) else llama_shape.frozen_bytes(model, adapter)
 
 
 def text_tensors(shape: EmbedShape) -> dict[str, TensorType]:
@@ -129,9 +137,13 @@ class Part(IntEnum):
 
 def marked_program(shape: EmbedShape) -> Marked:
     """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
-    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in frozen_tensors(shape.model).items()]
+    frozen = frozen_tensors(shape.model, shape.adapter)
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in frozen.items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in text_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
+    if shape.adapter is not None and isinstance(shape.model, LlamaShape):
+        kinds = adapter_state(shape.model, shape.adapter)
+        sources += [Source(SourceKind.ADAPTER, name, kind) for name, kind in kinds.items()]
     step = _Step(shape, Builder(sources))
     return Marked(step.program(), step.marks)
 
@@ -163,7 +175,8 @@ class _Step:
         after = build.call("place_rows", before, vectors, base, attributes=(1, 1))
         stores = {VECTORS: build.call("store", after, attributes=(STREAM_LIMIT,))}
         probe = build.call("store", pooled, attributes=(STREAM_LIMIT,))
-        return build.program(stores, probe, build.row_sum(build.call("transpose", norms)))
+        step = 0 if job.adapter is None else job.adapter.step
+        return build.program(stores, probe, build.row_sum(build.call("transpose", norms)), adapter_step=step)
 
     def _integers(self, name: str, rows: int, most: int) -> int:
         """Return integers of the batch's rows of the data."""
@@ -182,7 +195,10 @@ class _Step:
             self.marks.append(Mark(Part.POOL, ONCE, build.calls))
             return stream
         first = build.call("number", attributes=(0,))
-        decoder = Layers(job.model, build, batch=job.batch, length=job.length, first=first, kind=SourceKind.MODEL)
+        decoder = Layers(
+            job.model, build, batch=job.batch, length=job.length, first=first, kind=SourceKind.MODEL,
+            adapter=job.adapter,
+        )  # fmt: skip
         stream = decoder.embedded(tokens)
         for number in range(job.model.layers):
             self.marks.append(Mark(Part.LAYERS, number, build.calls))

@@ -27,12 +27,19 @@ def embed_cost(shape: EmbedShape) -> Cost:
         each = layers.forward()
         constants = layers.constants
     else:
-        decoder = LayersTally(model, batch=shape.batch, length=shape.length, seen=shape.length)
+        adapter = shape.adapter
+        rank, targets = (0, ()) if adapter is None else (adapter.rank, adapter.targets)
+        decoder = LayersTally(
+            model, batch=shape.batch, length=shape.length, seen=shape.length, rank=rank, targets=targets,
+            is_trained=adapter is not None and adapter.is_whole,
+        )  # fmt: skip
         decoder.start(found)
         found.each(1, "number")
         found.normed(decoder.rows, model.width)
         each = decoder.forward()
         constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
+        if adapter is not None and not adapter.is_whole:
+            constants.add(adapter.alpha / adapter.rank)
     found.each(1, *["scalar"] * len(constants))
     _ends(shape, found)
     return found.plus(each.times(model.layers)).cost

@@ -1,6 +1,7 @@
 """One step of evaluating a decoder on rows, as a program (market.md R85).
 
-A step takes the next rows of the data, ``batch`` of them, through a frozen model with or without adapters. It is
+A step takes the next rows of the data, ``batch`` of them, through a frozen model with or without adapters, or
+through one that a task has trained. It is
 the way forward of fine-tuning, with its widths. The loss of a row is the sum of the cross entropies of its trained
 tokens. It stands in the state with their number, so sums over any rows can be made of what is proved.
 """
@@ -11,17 +12,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from tasks.programs import finetune
 from tasks.programs.builder import Builder
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import PLACES, ROW_TOKENS, TARGETS
-from tasks.programs.generate import tuned_shape
+from tasks.programs.generate import adapter_state, check_tuned
 from tasks.programs.llama_layers import STREAM_LIMIT, TUNED_BITS, TUNED_PAIR_BITS, Layers
-from tasks.programs.llama_shape import LAYOUT_MAX, Adapter, LlamaShape, weight_tensors
+from tasks.programs.llama_shape import Adapter, LlamaShape, frozen_tensors
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
-from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.permutation import COUNT_MAX
 from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
@@ -46,7 +45,8 @@ class EvaluateShape:
     """What a step's program follows from.
 
     There are ``rows`` rows of ``length`` tokens, of which ``slots`` are trained at most. The last batch is filled
-    with rows without a trained token. A tuned model has an ``adapter``. Raises ProgramInvalid.
+    with rows without a trained token. A tuned model has an ``adapter``, and so has one that a
+    task has trained (R89). Raises ProgramInvalid.
     """
 
     model: LlamaShape
@@ -62,11 +62,7 @@ class EvaluateShape:
         if not 1 <= self.batch <= self.rows <= COUNT_MAX or self.batch * self.length > TERMS_MAX:
             raise ProgramInvalid(f"{self.rows} rows of {self.length} tokens, {self.batch} at a time")
         if self.adapter is not None:
-            if not 0 <= self.adapter.layout <= LAYOUT_MAX:
-                raise ProgramInvalid(f"adapters of layout {self.adapter.layout}")
-            tuned_shape(self.model, self.adapter)
-            if not 0 <= self.adapter.step <= STEPS_MAX:
-                raise ProgramInvalid(f"adapters that were trained with {self.adapter.step} steps")
+            check_tuned(self.model, self.adapter)
 
     @property
     def steps(self) -> int:
@@ -111,11 +107,12 @@ class Part(IntEnum):
 
 def marked_program(shape: EvaluateShape) -> Marked:
     """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
-    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
+    frozen = frozen_tensors(shape.model, shape.adapter)
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in frozen.items()]
     sources += [Source(SourceKind.DATA, name, kind) for name, kind in row_tensors(shape).items()]
     sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
     if shape.adapter is not None:
-        kinds = finetune.state_tensors(tuned_shape(shape.model, shape.adapter))
+        kinds = adapter_state(shape.model, shape.adapter)
         sources += [Source(SourceKind.ADAPTER, name, kind) for name, kind in kinds.items()]
     step = _Step(shape, Builder(sources))
     return Marked(step.program(), step.marks)

@@ -20,8 +20,9 @@ def evaluate_cost(shape: EvaluateShape) -> Cost:
     """Return units and calls of ``evaluate_program(shape)``."""
     rank, targets = (0, ()) if shape.adapter is None else (shape.adapter.rank, shape.adapter.targets)
     layers = LayersTally(
-        shape.model, batch=shape.batch, length=shape.length, seen=shape.length, rank=rank, targets=targets
-    )
+        shape.model, batch=shape.batch, length=shape.length, seen=shape.length, rank=rank, targets=targets,
+        is_trained=shape.adapter is not None and shape.adapter.is_whole,
+    )  # fmt: skip
     return _once(shape, layers).plus(layers.forward().times(shape.model.layers)).cost
 
 
@@ -31,7 +32,7 @@ def _once(shape: EvaluateShape, layers: LayersTally) -> Tally:
     picked = shape.batch * shape.slots
     logits = picked * model.vocabulary
     constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
-    if shape.adapter is not None:
+    if shape.adapter is not None and not shape.adapter.is_whole:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
     found.each(1, *["scalar"] * len(constants), "number", "step_place")
     found.each(shape.batch, "positions")

@@ -48,6 +48,8 @@ __all__ = [
     "MADE",
     "PROMPTS",
     "GenerateShape",
+    "adapter_state",
+    "check_tuned",
     "generate_program",
     "layer_tensors",
     "made_tensor",
@@ -102,13 +104,7 @@ class GenerateShape:
         if self.sampling is not None:
             self.sampling.check()
         if self.adapter is not None:
-            self.adapter.check(self.model)
-            if not self.adapter.is_whole:
-                tuned_shape(self.model, self.adapter)
-            if not 0 <= self.adapter.step <= STEPS_MAX:
-                raise ProgramInvalid(f"adapters that were trained with {self.adapter.step} steps")
-            if not 0 <= self.adapter.layout <= LAYOUT_MAX * (not self.adapter.is_whole):
-                raise ProgramInvalid(f"adapters of layout {self.adapter.layout}")
+            check_tuned(self.model, self.adapter)
 
     @property
     def places(self) -> int:
@@ -136,6 +132,17 @@ def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of the data."""
     columns = {LENGTHS: 1, PROMPTS: shape.length}
     return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
+
+
+def check_tuned(model: LlamaShape, adapter: Adapter) -> None:
+    """Raises ProgramInvalid for adapters, or a whole model, that no training leaves."""
+    adapter.check(model)
+    if not 0 <= adapter.step <= STEPS_MAX:
+        raise ProgramInvalid(f"adapters that were trained with {adapter.step} steps")
+    if not 0 <= adapter.layout <= LAYOUT_MAX * (not adapter.is_whole):
+        raise ProgramInvalid(f"adapters of layout {adapter.layout}")
+    if not adapter.is_whole:
+        tuned_shape(model, adapter)
 
 
 def tuned_shape(model: LlamaShape, adapter: Adapter) -> FinetuneShape:

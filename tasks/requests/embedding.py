@@ -8,22 +8,28 @@ from tasks.kinds.embed import KIND_EMBED
 from tasks.models.embedding import LONG_TEXTS, EmbeddingSettings
 from tasks.programs.embed import POOLINGS
 from tasks.requests.fields import JobFields
-from tasks.requests.references import path_or_task
+from tasks.requests.models import MODEL_FIELDS, model_of
+from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["EmbeddingRequest", "embedding_of"]
 
 _WHOLE: Final = ("batch", "max_length", "segment_steps", "window_steps")
-_FIELDS: Final = ("kind", "model", "data", "pooling", "normalise", "long_rows", *_WHOLE)
+_FIELDS: Final = ("kind", *MODEL_FIELDS, "data", "pooling", "normalise", "long_rows", *_WHOLE)
 _AUTO: Final = "auto"
 
 
 class EmbeddingRequest(NamedTuple):
-    """Where the model and the texts lie, and what is to be done with them; ``file`` names the request."""
+    """Where the model and the texts lie, and what is to be done with them; ``file`` names the request.
+
+    ``model``, ``adapter`` and ``tokenizer`` are those of ``NamedModel``.
+    """
 
     file: str
     model: str
     data: str
     settings: EmbeddingSettings
+    adapter: TaskRef | None = None
+    tokenizer: str = ""
 
     @property
     def kind(self) -> str:
@@ -47,4 +53,5 @@ def embedding_of(fields: JobFields) -> EmbeddingRequest:
         pooling="" if pooling == _AUTO else pooling, normalise=normalise, segment_steps=segment_steps,
         window_steps=window_steps,
     )  # fmt: skip
-    return EmbeddingRequest(fields.file, fields.path("model"), path_or_task(fields, "data"), settings)
+    found, data = model_of(fields), path_or_task(fields, "data")
+    return EmbeddingRequest(fields.file, found.model, data, settings, found.adapter, found.tokenizer)

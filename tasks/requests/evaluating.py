@@ -1,4 +1,5 @@
-"""A request to evaluate a model on rows, with or without adapters of a task (market.md R85)."""
+"""A request to evaluate a model on rows, with or without adapters of a task, or one that a task has trained
+(market.md R85)."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.models.evaluating import EvaluatingSettings
 from tasks.models.rows import LONG_ROWS
 from tasks.requests.fields import JobFields
-from tasks.requests.generating import adapter_of
+from tasks.requests.models import MODEL_FIELDS, model_of
 from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["EvaluatingRequest", "evaluating_of"]
 
 _WHOLE: Final = ("batch", "max_length", "segment_steps", "window_steps")
-_FIELDS: Final = ("kind", "model", "data", "adapter", "long_rows", *_WHOLE)
+_FIELDS: Final = ("kind", *MODEL_FIELDS, "data", "long_rows", *_WHOLE)
 
 
 class EvaluatingRequest(NamedTuple):
     """Where the model and the rows lie, and what is to be done with them; ``file`` names the request.
 
-    ``adapter`` is the task that tuned the model, if one did.
+    ``model``, ``adapter`` and ``tokenizer`` are those of ``NamedModel``.
     """
 
     file: str
@@ -28,6 +29,7 @@ class EvaluatingRequest(NamedTuple):
     data: str
     settings: EvaluatingSettings
     adapter: TaskRef | None = None
+    tokenizer: str = ""
 
     @property
     def kind(self) -> str:
@@ -46,5 +48,5 @@ def evaluating_of(fields: JobFields) -> EvaluatingRequest:
         batch=batch, max_length=max_length, long_rows=fields.choice("long_rows", LONG_ROWS, usual.long_rows),
         segment_steps=segment_steps, window_steps=window_steps,
     )  # fmt: skip
-    model, data = fields.path("model"), path_or_task(fields, "data")
-    return EvaluatingRequest(fields.file, model, data, settings, adapter_of(fields))
+    found, data = model_of(fields), path_or_task(fields, "data")
+    return EvaluatingRequest(fields.file, found.model, data, settings, found.adapter, found.tokenizer)

@@ -10,24 +10,21 @@ from tasks.programs.operators.decoding import ENDS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import DIMENSION_MAX
-from tasks.requests.fields import BY_TASK, JobFields
-from tasks.requests.references import TaskRef, ref_of
-from tasks.requests.training import BYTES
+from tasks.requests.fields import JobFields
+from tasks.requests.models import MODEL_FIELDS, model_of
+from tasks.requests.references import TaskRef
 
-__all__ = ["GeneratingRequest", "adapter_of", "generating_of"]
+__all__ = ["GeneratingRequest", "generating_of"]
 
-_NONE: Final = "none"
 _SAMPLING: Final = ("temperature", "top_p", "top_k")
 _FIELDS: Final = (
     "kind",
-    "model",
+    *MODEL_FIELDS,
     "data",
     "new_tokens",
     "batch",
     "segment_steps",
     "ends",
-    "adapter",
-    "tokenizer",
     *_SAMPLING,
 )
 
@@ -64,29 +61,8 @@ def generating_of(fields: JobFields) -> GeneratingRequest:
         sampling=_sampling(fields),
     )
     data = fields.path("data")
-    if fields.text("model").startswith(BY_TASK):
-        return GeneratingRequest(fields.file, "", data, settings, _trained(fields), _tokenizer(fields))
-    if fields.has("tokenizer"):
-        raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
-    return GeneratingRequest(fields.file, fields.path("model"), data, settings, adapter_of(fields))
-
-
-def adapter_of(fields: JobFields) -> TaskRef | None:
-    """Return the result of the task that tuned the model, None without one. Raises RequestInvalid."""
-    if fields.text("adapter", _NONE) == _NONE:
-        return None
-    return ref_of(fields, "adapter", "that fine-tuned this model")
-
-
-def _trained(fields: JobFields) -> TaskRef:
-    """Return the result of the task that trained the model from scratch. Raises RequestInvalid."""
-    if fields.has("adapter"):
-        raise fields.wrong("adapter", "adapter: a model that a task has trained is asked without adapters")
-    return ref_of(fields, "model", "that trained a language model")
-
-
-def _tokenizer(fields: JobFields) -> str:
-    return fields.path("tokenizer") if fields.text("tokenizer", BYTES) != BYTES else ""
+    found = model_of(fields)
+    return GeneratingRequest(fields.file, found.model, data, settings, found.adapter, found.tokenizer)
 
 
 def _sampling(fields: JobFields) -> Sampling | None:

@@ -9,6 +9,7 @@ from tasks.kinds.classifier import KIND_TRAIN
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
+from tasks.requests.references import TaskRef, ref_of
 
 __all__ = ["BYTES", "TrainingRequest", "training_of"]
 
@@ -16,7 +17,7 @@ BYTES: Final = "bytes"
 """The tokeniser that needs no file."""
 _SHAPE: Final = "shape"
 _FIELDS: Final = (
-    "kind", "data", "tokenizer", "epochs", "steps", "batch", "learning_rate", "weight_decay", "schedule",
+    "kind", "model", "data", "tokenizer", "epochs", "steps", "batch", "learning_rate", "weight_decay", "schedule",
     "warmup_steps", "clip", "segment_steps", "window_steps",
 )  # fmt: skip
 _SIZES: Final = ("layers", "width", "heads", "key_heads", "hidden", "context")
@@ -26,7 +27,8 @@ _PRESET: Final = "small"
 class TrainingRequest(NamedTuple):
     """Where the texts lie, what makes tokens of them (BYTES, or the folder of a model), and the settings.
 
-    ``model`` is empty: there is none before the training. ``file`` names the request.
+    ``model`` is empty: no files have it. ``adapter`` is the task whose model is trained on, if there is one, and
+    which has the size then. ``file`` names the request.
     """
 
     file: str
@@ -34,6 +36,7 @@ class TrainingRequest(NamedTuple):
     tokenizer: str
     settings: TrainingSettings
     model: str = ""
+    adapter: TaskRef | None = None
 
     @property
     def kind(self) -> str:
@@ -44,6 +47,11 @@ class TrainingRequest(NamedTuple):
 def training_of(fields: JobFields) -> TrainingRequest:
     """Return what is asked for. Raises RequestInvalid."""
     usual = TrainingSettings()
+    start = None
+    if fields.has("model"):
+        start = ref_of(fields, "model", "that trained a language model")
+        if fields.has(_SHAPE):
+            raise fields.wrong(_SHAPE, "shape: a model that a task has trained has its own; remove shape")
     size = _size_of(fields)
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
@@ -63,7 +71,7 @@ def training_of(fields: JobFields) -> TrainingRequest:
     tokenizer = fields.text("tokenizer", BYTES)
     if tokenizer != BYTES:
         tokenizer = fields.path("tokenizer")
-    return TrainingRequest(fields.file, fields.path("data"), tokenizer, settings)
+    return TrainingRequest(fields.file, fields.path("data"), tokenizer, settings, adapter=start)
 
 
 def _size_of(fields: JobFields) -> DecoderSize:

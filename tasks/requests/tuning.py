@@ -10,7 +10,8 @@ from tasks.models.rows import LONG_ROWS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
-from tasks.requests.references import path_or_task
+from tasks.requests.models import adapter_of
+from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["TuningRequest", "tuning_of"]
 
@@ -19,7 +20,7 @@ _WHOLE: Final = (
     "evaluate_every", "patience", "save_every",
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation")
+_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation", "adapter")
 KEPT: Final = ("last", "best")
 """Which adapters the result has."""
 _LORA: Final = ("rank", "alpha", "targets")
@@ -35,7 +36,8 @@ _TARGETS: Final = tuple(_OTHER_NAMES.values())
 class TuningRequest(NamedTuple):
     """Where the model and the rows lie, and what is to be done with them; ``file`` names the request.
 
-    ``validation`` is a file of rows for validation; empty if there is none.
+    ``validation`` is a file of rows for validation; empty if there is none. ``adapter`` is the task whose adapters
+    this one goes on from: they have its rank, alpha and targets.
     """
 
     file: str
@@ -43,6 +45,7 @@ class TuningRequest(NamedTuple):
     data: str
     settings: TuningSettings
     validation: str = ""
+    adapter: TaskRef | None = None
 
     @property
     def kind(self) -> str:
@@ -54,6 +57,10 @@ def tuning_of(fields: JobFields) -> TuningRequest:
     """Return what is asked for. Raises RequestInvalid."""
     usual = TuningSettings()
     fields.expect((*_TEXTS, *_WHOLE, *_FRACTIONS), "lora", _LORA)
+    start = adapter_of(fields)
+    given = next((name for name in _LORA if fields.has(name)), None)
+    if start is not None and given is not None:
+        raise fields.wrong(given, f"{given}: a job that goes on from adapters of a task has theirs; remove lora")
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
     if fields.both("save_every", "window_steps"):
@@ -87,7 +94,8 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         patience=fields.whole("patience", usual.patience),
         save_every=fields.whole("save_every", usual.save_every),
     )
-    return TuningRequest(fields.file, fields.path("model"), path_or_task(fields, "data"), settings, path)
+    data = path_or_task(fields, "data")
+    return TuningRequest(fields.file, fields.path("model"), data, settings, path, start)
 
 
 def _validation(fields: JobFields) -> tuple[int, str]:

@@ -8,8 +8,9 @@ from typing import Final
 from tasks.engines.generating import first_state
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import model_root, rows_root
+from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.finetune import BaseModel
-from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet, TunedAdapter
+from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
 from tasks.programs.llama_shape import Adapter
 from tasks.programs.sampling import Sampling
 from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec

@@ -10,10 +10,11 @@ import numpy as np
 from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.evaluation_plan import EvaluationPlan
 from tasks.engines.pass_plan import PassPlan, root_of
+from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.embed import KIND_EMBED, EmbedPart, Pooling
 from tasks.kinds.evaluate import KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.kinds.finetune import BaseModel
-from tasks.kinds.generate import PromptSet, TunedAdapter
+from tasks.kinds.generate import PromptSet
 from tasks.models.evaluating import padded_rows
 from tasks.models.llama import contents_of, frozen
 from tasks.models.rows import Example, make_rows
@@ -32,6 +33,8 @@ ENCODER: Final = BertShape(
     vocabulary=40, width=8, layers=2, heads=2, hidden=12, context=16, epsilon_nano=1_000
 )  # fmt: skip
 ADAPTER: Final = Adapter(2, 4, ("query", "down"), 6)
+WHOLE: Final = Adapter(0, 0, (), 6)
+"""A model that a task has trained."""
 STEPS: Final = 6
 
 
@@ -103,16 +106,16 @@ def base_of(model: ModelShape, root: bytes) -> BaseModel:
 
 def embedded(
     model: ModelShape = ENCODER, *, batch: int = 2, rows: int = 11, length: int = 5, pooling: str = "mean",
-    normalised: bool = True, segment: int = 2, window: int = STEPS,
+    normalised: bool = True, segment: int = 2, window: int = STEPS, adapter: Adapter | None = None,
 ) -> Passed:  # fmt: skip
     """Return a job that embeds 11 texts in six steps; the last one is half filled."""
-    shape = EmbedShape(model, batch, rows, length, pooling, normalised)
-    plan, contents = EmbeddingPlan(SEED, shape), model_contents(model)
+    shape = EmbedShape(model, batch, rows, length, pooling, normalised, adapter)
+    plan = EmbeddingPlan(SEED, shape)
+    base, contents, tuned = _model_of(plan, model)
     texts = text_contents(shape, made_texts(shape))
     part = EmbedPart(
-        base_of(model, root_of(plan.weight_tensors(), contents)),
-        PromptSet(b"t" * 32, root_of(plan.row_tensors(), texts), rows, length), batch,
-        Pooling(pooling, int(normalised)),
+        base, PromptSet(b"t" * 32, root_of(plan.row_tensors(), texts), rows, length), batch,
+        Pooling(pooling, int(normalised)), tuned,
     )  # fmt: skip
     return _passed(KIND_EMBED, part, plan, contents, texts, segment, window)
 
@@ -137,19 +140,27 @@ def evaluated(
     """Return a job that evaluates 11 rows in six steps."""
     made = make_rows(made_examples(model, rows, length), length)
     shape = EvaluateShape(model, batch, made.rows, made.length, made.slots, adapter)
-    plan, contents = EvaluationPlan(SEED, shape), model_contents(model)
-    data, tuned = padded_rows(shape, made), None
-    root = root_of(plan.weight_tensors(), contents)
-    if adapter is not None and plan.adapter_plan is not None:
-        state = made_adapter(model, adapter, 5)
-        tuned = TunedAdapter(b"a" * 32, state.root(plan.adapter_plan), *adapter)
-        contents = {**contents, **state.tensors}
+    plan, data = EvaluationPlan(SEED, shape), padded_rows(shape, made)
+    base, contents, tuned = _model_of(plan, model)
     part = EvaluatePart(
-        base_of(model, root),
+        base,
         LabelledRows(b"r" * 32, root_of(plan.row_tensors(), data), made.rows, made.length, made.slots),
         batch, tuned,
     )  # fmt: skip
     return _passed(KIND_EVALUATE, part, plan, contents, data, segment, window)
+
+
+def _model_of(plan: PassPlan, model: ModelShape) -> tuple[BaseModel, Mapping[str, bytes], TunedAdapter | None]:
+    """Return what a specification says of a random model, its contents, and its adapters."""
+    contents, adapter, layout = model_contents(model), plan.adapter, plan.adapter_plan
+    root = root_of(plan.weight_tensors(), contents)
+    if adapter is None or layout is None or not isinstance(model, LlamaShape):
+        return base_of(model, root), contents, None
+    state = made_adapter(model, adapter, 5)
+    tuned = TunedAdapter(b"a" * 32, state.root(layout), *adapter)
+    if adapter.is_whole:
+        return base_of(model, bytes(32))._replace(blob=bytes(32)), state.tensors, tuned
+    return base_of(model, root), {**contents, **state.tensors}, tuned
 
 
 def _passed(

@@ -45,7 +45,7 @@ from tasks.programs.program import SourceKind
 from tasks.spec import Schedule, decode_spec, encode_spec, spec_hash
 from tests.tasks.dispute.liars import Job
 from tests.tasks.model_jobs import games_of_liars
-from tests.tasks.passed import ADAPTER, STEPS, Passed, embedded, evaluated
+from tests.tasks.passed import ADAPTER, STEPS, WHOLE, Passed, embedded, evaluated
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.llamas import TINY
 from tests.tasks.world import World
@@ -56,12 +56,18 @@ JOBS = {
     "decoder": embedded(TINY),
     "evaluate": evaluated(),
     "tuned": evaluated(adapter=ADAPTER),
+    "trained": evaluated(adapter=WHOLE),
+    "vectors of tuned": embedded(TINY, adapter=ADAPTER),
+    "vectors of trained": embedded(TINY, adapter=WHOLE, pooling="last"),
 }
 HASHES = {
     "embed": "900da395b87d909e5697d792c0e0a2b8219f2bdf959ed7714d2194d7077208bb",
     "decoder": "dee40728ca8ab89b447f333ec31914ba8f900831409d98047a140c45f81d5be3",
     "evaluate": "4c2b3238c2f233f44f5ef86b476eb3163c956cafbd2b0f0f56c80926710b3613",
     "tuned": "5ca6b4a39f21ec9ec1f4e52cece2bc08f27b440b1a1f4328e63fc365287c8ed6",
+    "trained": "b66232a9eccb4a9b87ee857fef653e0a1b19e7a0f47f083548170647d99f198b",
+    "vectors of tuned": "c1d5b9948a8c7ff1c95fb4470792a24ea943a72c023e86471a4e2aa2f7a8da7e",
+    "vectors of trained": "0efdddd2e86829efd8ed8fe8983add5690432d872d1cbb02f903975a5d6d5b30",
 }
 EMBED, TUNED = JOBS["embed"].spec, JOBS["tuned"].spec
 EMBED_PART: Any = EMBED.part
@@ -78,7 +84,9 @@ def test_a_specification_has_one_encoding_and_its_json_form_is_read_back(name: s
     assert spec.plan() == plan
     assert (spec.step_units, plan.step_calls) == (plan.program.units, len(plan.program.calls))
     roots = {given.kind: given.root for given in spec.inputs()}
-    assert roots[SourceKind.DATA] == spec.dataset.root and roots[SourceKind.MODEL] == spec.model_root()
+    assert roots[SourceKind.DATA] == spec.dataset.root
+    assert roots.get(SourceKind.MODEL, b"") == spec.model_root()
+    assert (SourceKind.MODEL in roots) is ("trained" not in name)
     assert roots.get(SourceKind.ADAPTER, b"") == spec.adapter_root()
     assert check_start(spec) == []
     assert [found.code for found in check_start(spec.changed(init_root=bytes(32)))] == ["init_root_differs"]
@@ -135,6 +143,32 @@ def test_a_job_of_embedding_that_cannot_be_run_is_refused(change: dict[str, Any]
 def test_a_job_of_evaluating_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         decode_spec(encode_spec(TUNED.changed(**change)))
+
+
+@pytest.mark.parametrize("name", ["trained", "vectors of trained"])
+def test_a_model_beside_a_state_that_is_one_is_refused(name: str) -> None:
+    spec = JOBS[name].spec
+    part: Any = spec.part
+    for field in ("blob", "root"):
+        with pytest.raises(DecodeError, match="zeros expected"):
+            decode_spec(encode_spec(spec.changed(model=part.model._replace(**{field: b"m" * 32}))))
+
+
+def test_an_encoder_has_no_adapters() -> None:
+    adapter: Any = JOBS["vectors of tuned"].spec.part
+    with pytest.raises(DecodeError, match="adapters of an encoder"):
+        decode_spec(encode_spec(EMBED.changed(adapter=adapter.adapter)))
+
+
+def test_a_field_that_came_later_is_absent_or_says_something() -> None:
+    from state.primitives.codec import decode, encode
+
+    value: Any = decode(encode_spec(EMBED), limit_bytes=1 << 16)
+    tuned: Any = decode(encode_spec(JOBS["vectors of tuned"].spec), limit_bytes=1 << 16)
+    at = 4 + 4
+    assert len(tuned) == len(value) + 1 and len(tuned[at]) == 7
+    with pytest.raises(DecodeError, match="adapter: 7 fields expected"):
+        decode_spec(encode([*value[:at], [], *value[at:]]))
 
 
 @named

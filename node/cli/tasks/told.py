@@ -20,6 +20,7 @@ from tasks.spec import JobSpec, container_of
 if TYPE_CHECKING:
     from rpc.client.containers import ContainerJob
     from rpc.client.making import MadeJob
+    from tasks.kinds.adapters import TunedAdapter
     from tasks.models.embedding import EmbeddingJob
     from tasks.models.evaluating import EvaluatingJob
     from tasks.models.generating import GeneratingJob
@@ -42,6 +43,7 @@ def told_training(job: TrainingJob) -> Mapping[str, str]:
     part: Any = job.spec.part
     rows, model = part.dataset, part.model
     return {
+        **_told_left(part.start, "goes on from"),
         "model": f"{counted(model.layers, 'layer')}, width {model.width}, {counted(model.heads, 'head')}, "
         f"vocabulary {model.vocabulary}: {job.spec.plan().parameters:,} weights",
         "rows": f"{rows.rows} of {counted(rows.length, 'token')}, {part.batch} a step",
@@ -66,6 +68,7 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
             validation["ends early"] = f"after {counted(patience, 'evaluation')} in a row without a lower loss"
     memory = needs_of(job.spec, open_windows_max=1).process
     return {
+        **_told_left(part.start, "goes on from"),
         "rows": f"{rows.samples} of {rows.length} tokens, {rows.slots} of them trained at most",
         "updates": f"{loop.updates}, {batch} each; {counted(loop.steps, 'step')}",
         **validation,
@@ -90,19 +93,24 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
     part: Any = job.spec.part
     rows, decoding = part.dataset, part.decoding
     ends = ", ".join(map(str, decoding.ends)) or "none"
-    adapter = part.adapter
-    after = "" if adapter is None else f"after {counted(adapter.step, 'step')}"
-    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, {after}"}
-    if adapter is not None and not adapter.rank:
-        tuned = {"model": f"of the task that trained it, {after}"}
     return {
-        **tuned,
+        **_told_left(part.adapter),
         "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
         f"{part.batch} at a time",
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
         "tokens": decoding_told(**decoding._asdict()),
         "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model) or len(job.adapter)} bytes of the model",
     }
+
+
+def _told_left(adapter: TunedAdapter | None, name: str = "adapters") -> Mapping[str, str]:
+    """Return what a job takes of a task that has trained."""
+    if adapter is None:
+        return {}
+    after = f"after {counted(adapter.step, 'step')}"
+    if not adapter.rank:
+        return {"model" if name == "adapters" else name: f"the model of the task that trained it, {after}"}
+    return {name: f"rank {adapter.rank}, {after}"}
 
 
 def told_container(job: ContainerJob) -> Mapping[str, str]:
@@ -137,21 +145,21 @@ def told_embedding(job: EmbeddingJob) -> Mapping[str, str]:
     part: Any = job.spec.part
     rows, scaled = part.dataset, ", of length 1" if part.pooling.normalised else ""
     return {
+        **_told_left(part.adapter),
         "texts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, {part.batch} at a time",
         "vectors": f"{part.model.width} numbers each, pooling {part.pooling.name}{scaled}",
-        "blobs": f"{len(job.rows)} bytes of texts, {len(job.model)} bytes of the model",
+        "blobs": f"{len(job.rows)} bytes of texts, {len(job.model) or len(job.adapter)} bytes of the model",
     }
 
 
 def told_evaluating(job: EvaluatingJob) -> Mapping[str, str]:
     """Return what is evaluated."""
     part: Any = job.spec.part
-    rows, adapter = part.dataset, part.adapter
-    tuned = {} if adapter is None else {"adapters": f"rank {adapter.rank}, after {counted(adapter.step, 'step')}"}
+    rows = part.dataset
     return {
-        **tuned,
+        **_told_left(part.adapter),
         "rows": f"{rows.rows} of {rows.length} tokens, {rows.slots} of them counted at most",
-        "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
+        "blobs": f"{len(job.rows)} bytes of rows, {len(job.model) or len(job.adapter)} bytes of the model",
     }
 
 

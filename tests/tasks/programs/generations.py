@@ -17,8 +17,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.models.llama import Model, model_from_gguf
 from tasks.models.tokens import tokeniser_from_gguf
-from tasks.programs.finetune import state_tensors
-from tasks.programs.generate import GenerateShape, tuned_shape
+from tasks.programs.generate import GenerateShape, adapter_state
 from tasks.programs.llama_shape import PROJECTIONS, Adapter, LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
@@ -110,9 +109,9 @@ def generation(
 
 
 def made_adapter(model: LlamaShape, adapter: Adapter, seed: int) -> TrainingState:
-    """Return a state of fine-tuning with random matrices and moments."""
+    """Return a state with random matrices and moments: of fine-tuning, or of a model that a task has trained."""
     random = np.random.default_rng(seed)
-    kinds = state_tensors(tuned_shape(model, adapter))
+    kinds = adapter_state(model, adapter)
     tensors = {
         name: random.normal(0, 0.3, kind.values).astype("<f4").tobytes() for name, kind in kinds.items()
     }  # fmt: skip

@@ -31,6 +31,7 @@ from tests.tasks.passed import (
     ADAPTER,
     ENCODER,
     SEED,
+    WHOLE,
     Passed,
     embedded,
     encoder_weights,
@@ -50,6 +51,8 @@ NUMPY = engine("numpy")
 JOBS = {
     "encoder": embedded(), "first": embedded(pooling="cls", normalised=False), "decoder": embedded(TINY),
     "last": embedded(BIASED, pooling="last"), "base": evaluated(), "tuned": evaluated(adapter=ADAPTER),
+    "trained": evaluated(adapter=WHOLE), "vectors of tuned": embedded(TINY, adapter=ADAPTER),
+    "vectors of trained": embedded(TINY, adapter=WHOLE, pooling="last"),
 }  # fmt: skip
 ENCODERS = st.builds(
     lambda width, heads, **fields: BertShape(width=width * heads, heads=heads, **fields),
@@ -59,26 +62,33 @@ ENCODERS = st.builds(
 
 
 @st.composite
+def adapters(draw: st.DrawFn) -> Adapter | None:
+    targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
+    named = tuple(one for one in PROJECTIONS if one in targets)
+    if not targets:
+        return draw(st.sampled_from((None, WHOLE)))
+    return Adapter(draw(st.integers(1, 4)), draw(st.integers(1, 9)), named, 3)
+
+
+@st.composite
 def embeddings(draw: st.DrawFn) -> EmbedShape:
     model = draw(st.one_of(ENCODERS, SMALL_MODELS))
     batch = draw(st.integers(1, 3))
     return EmbedShape(
         model, batch, batch + draw(st.integers(0, 5)), draw(st.integers(1, 4)), draw(st.sampled_from(POOLINGS)),
-        draw(st.booleans()),
+        draw(st.booleans()), draw(adapters()) if isinstance(model, LlamaShape) and not model.biased else None,
     )  # fmt: skip
 
 
 @st.composite
 def evaluations(draw: st.DrawFn) -> EvaluateShape:
-    batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
-    adapter = Adapter(
-        draw(st.integers(1, 4)), draw(st.integers(1, 9)), tuple(one for one in PROJECTIONS if one in targets), 3
-    )
+    batch, length, adapter = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(adapters())
+    model = draw(SMALL_MODELS)
+    if adapter is not None and adapter.is_whole:
+        model = replace(model, biased=False)
     return EvaluateShape(
-        draw(SMALL_MODELS), batch, batch + draw(st.integers(0, 5)), length, draw(st.integers(1, length)),
-        adapter if targets else None,
-    )  # fmt: skip
+        model, batch, batch + draw(st.integers(0, 5)), length, draw(st.integers(1, length)), adapter
+    )
 
 
 def deep(shape: Any, layers: int) -> Any:

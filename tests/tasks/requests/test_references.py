@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,3 +70,51 @@ def test_a_job_may_use_an_earlier_state_or_the_completions_of_a_job_before_it() 
         read_file(STEPS.replace("job:tune@20", "job:tun@20"), "f")
     with pytest.raises(RequestInvalid, match="adapter: task: and the ID"):
         read_file(STEPS.replace("job:tune@20", "job:tune@x"), "f")
+
+
+@pytest.mark.parametrize("kind", ["generate", "evaluate", "embed"])
+def test_a_model_that_a_task_has_trained_is_named_as_model_with_its_tokeniser(kind: str) -> None:
+    fields = {"kind": kind, "model": NAME + "@8", "data": "p", "tokenizer": "folder"}
+    found: Any = request_of(fields)
+    assert (found.model, found.adapter, found.tokenizer) == ("", TaskRef(TASK, 8), "folder")
+    found = request_of({**fields, "tokenizer": "bytes"})
+    assert found.tokenizer == ""
+    tuned: Any = request_of({"kind": kind, "model": "m", "data": "p", "adapter": NAME})
+    assert (tuned.model, tuned.adapter) == ("m", TaskRef(TASK))
+    for name, wrong, text in (
+        ("adapter", {**fields, "adapter": NAME}, "asked without adapters"),
+        ("tokenizer", {**fields, "model": "m"}, "only for a model of a task"),
+        ("model", {**fields, "model": "task:mine"}, "that trained a language model"),
+    ):
+        with pytest.raises(RequestInvalid, match=text) as caught:
+            request_of(wrong)
+        assert caught.value.field == name
+
+
+def test_training_goes_on_from_a_task() -> None:
+    tuned: Any = request_of({"kind": "finetune", "model": "m", "data": "p", "adapter": NAME + "@3"})
+    trained: Any = request_of({"kind": "train", "model": NAME + "@3", "data": "p"})
+    assert tuned.adapter == trained.adapter == TaskRef(TASK, 3) and (tuned.model, trained.model) == ("m", "")
+    with pytest.raises(RequestInvalid, match="rank: a job that goes on from adapters of a task has theirs"):
+        request_of({"kind": "finetune", "model": "m", "data": "p", "adapter": NAME, "lora": {"rank": 8}})
+    with pytest.raises(RequestInvalid, match="shape: a model that a task has trained has its own"):
+        request_of({"kind": "train", "model": NAME, "data": "p", "shape": "tiny"})
+    with pytest.raises(RequestInvalid, match="model: task: and the ID of a task that trained a language model"):
+        request_of({"kind": "train", "model": "m", "data": "p"})
+
+
+def test_jobs_of_a_file_and_of_an_array_go_on_from_each_other() -> None:
+    text = """
+jobs:
+  learn: {kind: train, data: a.txt}
+  more: {kind: train, model: "job:learn@4", data: b.txt}
+  test: {kind: evaluate, model: "job:more", data: c.jsonl}
+  tune: {kind: finetune, model: m, data: t.jsonl}
+  again: {kind: finetune, model: m, data: t.jsonl, adapter: "job:tune", matrix: {learning_rate: [0.1, 0.2]}}
+  vectors: {kind: embed, model: m, data: t.jsonl, adapter: "job:tune"}
+"""
+    found = read_file(text, "f")
+    tasks = {step.name: f"task:0x{number:064x}" for number, step in enumerate(found.steps)}
+    named: list[Any] = [found.request_of(member, tasks) for step in found.steps for member in step.members]
+    assert [getattr(one.adapter, "step", None) for one in named] == [None, 4, None, None, None, None, None]
+    assert [one.adapter and one.adapter.task[-1] for one in named] == [None, 0, 1, None, 3, 3, 3]

@@ -1,0 +1,46 @@
+"""The model of a request: files that are at hand, with adapters of a task or without, or the model of a task."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tasks.requests.fields import BY_TASK, JobFields
+from tasks.requests.references import TaskRef, ref_of
+from tasks.requests.training import BYTES
+
+__all__ = ["MODEL_FIELDS", "NamedModel", "adapter_of", "model_of"]
+
+MODEL_FIELDS: Final = ("model", "adapter", "tokenizer")
+_NONE: Final = "none"
+
+
+class NamedModel(NamedTuple):
+    """Path of a model, and the task that tuned it, if one did.
+
+    Where ``model`` is empty, ``adapter`` is the task that has trained the model from scratch. ``tokenizer`` is
+    the folder of its tokeniser then, empty for bytes.
+    """
+
+    model: str
+    adapter: TaskRef | None = None
+    tokenizer: str = ""
+
+
+def model_of(fields: JobFields) -> NamedModel:
+    """Return the model that a request names. Raises RequestInvalid."""
+    if not fields.text("model").startswith(BY_TASK):
+        if fields.has("tokenizer"):
+            raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
+        return NamedModel(fields.path("model"), adapter_of(fields))
+    if fields.has("adapter"):
+        raise fields.wrong("adapter", "adapter: a model that a task has trained is asked without adapters")
+    trained = ref_of(fields, "model", "that trained a language model")
+    is_bytes = fields.text("tokenizer", BYTES) == BYTES
+    return NamedModel("", trained, "" if is_bytes else fields.path("tokenizer"))
+
+
+def adapter_of(fields: JobFields) -> TaskRef | None:
+    """Return the result of the task that tuned the model, None without one. Raises RequestInvalid."""
+    if fields.text("adapter", _NONE) == _NONE:
+        return None
+    return ref_of(fields, "adapter", "that fine-tuned this model")
