@@ -158,7 +158,7 @@ compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test
 	$(BIN)/pytest -q -m compose tests/testnet
 
 test-kubernetes: $(VENV)/dev.stamp ## containers in a real cluster: KUBECONFIG with DEKUBE_TEST_IMAGE, else one node that the tests start
-	$(BIN)/pytest -q -s -m "kubernetes and not nightly" tests/kubernetes
+	$(BIN)/pytest -q $(if $(KUBECONFIG),,-n 2 --dist worksteal) -m "kubernetes and not nightly" tests/kubernetes
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
   --no-annotate pyproject.toml --extra datasets --extra build --upgrade

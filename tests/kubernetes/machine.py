@@ -27,6 +27,8 @@ FOLDER: Final = Path(__file__).parent
 NODE: Final = b"\x1d" * 20
 LIMITS: Final = Limits(cores=1, memory_mib=64, disk_mib=64, output_bytes=1 << 20, time_limit_s=300, grace_s=2)
 UP_S: Final = 1_800
+WORKER_NUMBERS: Final = 10
+"""Numbers of clusters from one process that runs tests to the next."""
 APPLETS: Final = (
     "sh", "tar", "head", "tail", "sha256sum", "mv", "rm", "mkdir", "cat", "ls", "grep", "sleep", "stat", "kill",
     "nc", "echo", "dd", "id", "touch", "wget", "yes", "true", "df", "cp", "ln", "mkfifo", "seq", "ps", "ip",
@@ -88,17 +90,25 @@ def script(*arguments: str) -> str:
     """Run the program that starts a cluster on this machine."""
     done = subprocess.run(
         ["bash", str(FOLDER / "cluster"), *arguments], capture_output=True, text=True, timeout=UP_S,
-        env={**os.environ, "KUBE_HOME": str(home())},
+        env={**os.environ, "KUBE_HOME": str(home()), "KUBE_NUMBER": str(number())},
     )  # fmt: skip
     if done.returncode:
         pytest.skip(f"NO KUBERNETES RUNS ON THIS MACHINE: {done.stderr[-1500:]}")
     return done.stdout.strip()
 
 
+def number() -> int:
+    """Return which cluster of this machine is used: each process that runs tests has one of its own."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return int(os.environ.get("KUBE_NUMBER", "0")) + WORKER_NUMBERS * int(worker)
+
+
 def home() -> Path:
     """Return the folder of the cluster of this machine."""
-    number = os.environ.get("KUBE_NUMBER", "0")
-    return Path(os.environ.get("KUBE_HOME", "/tmp/kube-test" + (f"-{number}" if number != "0" else "")))
+    given, own = os.environ.get("KUBE_HOME", ""), number()
+    if given and own < WORKER_NUMBERS:
+        return Path(given)
+    return Path((given or "/tmp/kube-test") + (f"-{own}" if own else ""))
 
 
 @contextmanager
