@@ -87,7 +87,7 @@ async def test_a_refusal_of_admission_is_told(cluster: Cluster, monkeypatch: pyt
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
         "spec": {"hard": {"limits.memory": "1Mi"}},
     }  # fmt: skip
-    monkeypatch.setattr(make, lambda _place: quota)
+    monkeypatch.setattr(make, lambda *_: quota)
     with pytest.raises(NotStarted, match=r"exceeded quota: small.*limits\.memory"):
         await backend.start(TASK, cluster.request("true"))
     assert not cluster.kubectl("get", "namespace", place.namespace, "--ignore-not-found")

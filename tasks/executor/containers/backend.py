@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,9 @@ __all__ = [
     "End",
     "Ended",
     "EngineFacts",
+    "Lack",
     "Look",
+    "Offer",
     "OnLook",
     "OnPull",
     "PullProgress",
@@ -99,6 +101,29 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
+class Lack:
+    """What is missing for a container; an empty text: nothing. It ``passes`` where other containers are ending."""
+
+    text: str
+    passes: bool = False
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The largest place that a cluster has for one more container, and how many more it takes; all 0: none.
+
+    ``gpu_model`` and ``gpu_memory_mib`` are of the GPUs in that place.
+    """
+
+    cores: int
+    memory_mib: int
+    gpus: int
+    gpu_model: str
+    gpu_memory_mib: int
+    places: int
+
+
+@dataclass(frozen=True)
 class Collected:
     """The last bytes of a container's output, and the tar of its output folder: None where it has no valid one."""
 
@@ -166,6 +191,22 @@ class ContainerBackend(Protocol):
 
     async def probe(self) -> EngineFacts:
         """Tell what the engine grants. Raises EngineUnavailable."""
+        ...
+
+    async def lack_of_room(
+        self, task: bytes, request: ContainerRequest, ahead: Mapping[bytes, ContainerRequest]
+    ) -> Lack | None:
+        """Return what is missing for a container beside those of the tasks ``ahead``, as of now.
+
+        None: the node counts what its own machine has. Raises EngineUnavailable, EngineError.
+        """
+        ...
+
+    async def offer(self, ahead: Mapping[bytes, ContainerRequest]) -> Offer | None:
+        """Return what there is for one more container; None: what the node's own machine has.
+
+        Raises EngineUnavailable, EngineError.
+        """
         ...
 
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:

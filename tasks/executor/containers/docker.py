@@ -201,6 +201,14 @@ class DockerBackend:
 
     # Its life
 
+    async def lack_of_room(
+        self, task: bytes, request: ContainerRequest, ahead: Mapping[bytes, ContainerRequest]
+    ) -> None:
+        """The engine's machine is the node's own (``ContainerBackend``)."""
+
+    async def offer(self, ahead: Mapping[bytes, ContainerRequest]) -> None:
+        """The engine's machine is the node's own (``ContainerBackend``)."""
+
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
         """Bring the image here (``ContainerBackend``)."""
         facts = await self.check(request)

@@ -11,6 +11,7 @@ from tasks.executor.containers.errors import ContainerRefused, EngineError
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig
 from tasks.executor.containers.kubernetes.api import decode_object
 from tasks.executor.containers.kubernetes.exec_stream import status_of
+from tasks.executor.containers.kubernetes.inventory import Inventory, Stock, take_stock
 from tasks.executor.containers.kubernetes.refusals import read_refusal
 from tasks.executor.containers.kubernetes.states import read_pod
 from tests.fuzz.targets.base import Target
@@ -40,7 +41,30 @@ POD = json.dumps({
 }).encode()  # fmt: skip
 STATUS = b'{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"4"}]}}'
 REFUSAL = b'{"items":[{"reason":"FailedCreate","message":"pods \\"a\\" is forbidden: exceeded quota: b"}]}'
+MACHINE = json.dumps({
+    "metadata": {"name": "m", "labels": {"nvidia.com/gpu.product": "A", "nvidia.com/gpu.memory": "40960"}},
+    "spec": {"taints": [{"key": "a", "effect": "PreferNoSchedule"}]},
+    "status": {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "9", "nvidia.com/gpu": "2"},
+    },
+}).encode()  # fmt: skip
+ASKING = json.dumps({
+    "metadata": {"name": "p", "namespace": "n"},
+    "spec": {
+        "nodeName": "m", "overhead": {"cpu": "10m"},
+        "initContainers": [{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}],
+        "containers": [{"name": "c", "resources": {"requests": {"memory": "1Gi", "nvidia.com/gpu": "1"}}}],
+    },
+    "status": {"phase": "Running", "containerStatuses": [{"name": "c", "allocatedResources": {"cpu": "2"}}]},
+}).encode()  # fmt: skip
 HERE = "tasks.executor.containers.kubernetes"
+
+
+def stocked(data: bytes) -> Inventory:
+    """Count a machine and a pod of the same form: neither ever ends the count."""
+    found = decode_object(data)
+    return take_stock([found], [found], Stock("ours"))
 
 
 def targets() -> Iterator[tuple[str, Target]]:
@@ -48,6 +72,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         lambda data: decode_kubeconfig(data, Path("/nowhere")), (KUBECONFIG,),
         (f"{HERE}.access:decode_kubeconfig",), (ContainerRefused,), cost=8,
     )  # fmt: skip
+    yield (
+        "an inventory of a cluster",
+        Target(stocked, (MACHINE, ASKING), (f"{HERE}.inventory:take_stock",), (EngineError,)),
+    )
     yield "a pod of a cluster", Target(
         lambda data: read_pod(decode_object(data), NOW), (POD,),
         (f"{HERE}.api:decode_object", f"{HERE}.states:read_pod"), (EngineError,),

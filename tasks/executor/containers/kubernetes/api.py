@@ -106,19 +106,27 @@ class ClusterApi:
                 return None
             raise
 
-    async def list(self, path: str, selector: str = "") -> list[dict[str, Any]]:
-        """Return the objects of a list, page by page."""
-        found: list[dict[str, Any]] = []
-        params = {"limit": str(ITEMS_PAGE), **({"labelSelector": selector} if selector else {})}
-        for _ in range(PAGES_MAX):
-            page = await self.get(path, **params)
+    async def pages(
+        self, path: str, *, size: int = ITEMS_PAGE, pages_max: int = PAGES_MAX, **params: str
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:  # fmt: skip
+        """Yield the objects of a list, ``size`` at a time."""
+        asked = {"limit": str(size)} | {name: text for name, text in params.items() if text}
+        for _ in range(pages_max):
+            page = await self.get(path, **asked)
             items = page.get("items")
-            found += [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+            yield [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
             following = (page.get("metadata") or {}).get("continue")
             if not following:
-                return found
-            params["continue"] = str(following)
-        raise EngineError(200, f"a list of more than {PAGES_MAX} pages")
+                return
+            asked["continue"] = str(following)
+        raise EngineError(200, f"a list of more than {pages_max} pages")
+
+    async def list(self, path: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a list, read page by page."""
+        found: list[dict[str, Any]] = []
+        async for page in self.pages(path, labelSelector=selector):
+            found += page
+        return found
 
     async def create(self, path: str, body: Mapping[str, Any], **params: str) -> dict[str, Any]:
         """Create an object and return what the server made of it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -24,7 +25,9 @@ from tasks.executor.containers.backend import (
     End,
     Ended,
     EngineFacts,
+    Lack,
     Look,
+    Offer,
     OnLook,
     OnPull,
     Usage,
@@ -43,6 +46,7 @@ from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
+from tasks.executor.containers.kubernetes.inventory import Stock
 from tasks.executor.containers.kubernetes.manifests import (
     ANNOTATION_TASK,
     HELPER,
@@ -63,11 +67,13 @@ from tasks.executor.containers.kubernetes.manifests import (
     pull_pod,
     quota_body,
 )
+from tasks.executor.containers.kubernetes.placement import parse_placement
+from tasks.executor.containers.kubernetes.priority import lack_of_priority
 from tasks.executor.containers.kubernetes.refusals import refusal_of
 from tasks.executor.containers.kubernetes.rights import missing_rights
 from tasks.executor.containers.kubernetes.scripts import stop_all
+from tasks.executor.containers.kubernetes.selling import Selling, about
 from tasks.executor.containers.kubernetes.states import Pod, Stage, Trouble, read_pod
-from tasks.executor.containers.kubernetes.supply import machine_for
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogTail
@@ -117,6 +123,12 @@ class KubernetesOptions:
     gpus: int = 0
     disk_gib: int = 64
     unisolated_allowed: bool = False
+    node_selector: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    priority_class: str = "dekube"
+    storage_class: str = ""
+    reserve_percent: int = 0
+    reserve_gpus: int = 0
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
@@ -133,7 +145,15 @@ class KubernetesBackend:
         if not PREFIX.fullmatch(options.prefix):
             raise ContainerRefused(f"the prefix {options.prefix[:40]!r} is not a short name of a namespace")
         self._options, self._node, self._folder = options, node, folder
-        self._cluster = Cluster(options.prefix, options.helper_image, options.runtime_class, options.gpu_resource)
+        placement = parse_placement(options.node_selector, options.tolerations)
+        self._cluster = Cluster(
+            options.prefix, options.helper_image, options.runtime_class, options.gpu_resource, placement,
+            options.priority_class, options.storage_class,
+        )  # fmt: skip
+        stock = Stock(node.hex(), placement, options.gpu_resource, options.reserve_percent, options.reserve_gpus)
+        self._selling = Selling(
+            lambda: self._api, self._cluster, stock, options.gpus, lambda task: self.place(task).namespace
+        )
         self._api_made: ClusterApi | None = None
         self._facts: EngineFacts | None = None
         self.shown: tuple[bool, str] | None = None
@@ -184,18 +204,20 @@ class KubernetesBackend:
         missing = await missing_rights(self._api)
         if not self._options.helper_image:
             missing.append("executor.kubernetes.helper_image, the image of the container that carries the data")
-        machines = [] if missing else await self._api.list("/api/v1/nodes")
-        if not missing and not machines:
-            missing.append("a machine in the cluster")
+        if not missing and self._options.priority_class:
+            missing += filter(None, [await lack_of_priority(self._api, self._options.priority_class)])
+        inventory = None if missing else await self._selling.look(0.0)
+        if inventory is not None and not inventory.machines:
+            missing.append(f"a machine of the cluster that takes its pods ({dict(inventory.left_out)})")
         is_isolated, why = False, ""
         if not missing:
             is_isolated, why = await self._isolation()
             if not is_isolated and not self._options.unisolated_allowed:
                 missing.append(f"enforced network policies: {why} (executor.kubernetes.unisolated_allowed)")
-        has_gpus = any(machine_for(one, gpus=1, resource=self._options.gpu_resource) for one in machines)
         self._facts = EngineFacts(
-            f"Kubernetes {version}", tuple(missing), False, has_gpus, gpus=self._options.gpus,
-            is_isolated=is_isolated,
+            f"Kubernetes {version}", tuple(missing), False, inventory is not None and inventory.sold.gpus > 0,
+            gpus=self._options.gpus, is_isolated=is_isolated,
+            about="" if inventory is None else about(inventory, self._options.gpu_resource),
         )  # fmt: skip
         return self._facts
 
@@ -232,16 +254,19 @@ class KubernetesBackend:
             raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {self._options.gpus} lent")
         if request.limits.disk_mib > self._options.disk_gib << 10:
             raise NoRoom(f"{request.limits.disk_mib} MiB of disk asked for, {self._options.disk_gib} GiB lent")
-        limits = request.limits
-        machines = await self._api.list("/api/v1/nodes")
-        if not any(
-            machine_for(
-                one, limits.cores, limits.memory_mib, limits.disk_mib, limits.gpus, self._options.gpu_resource
-            )
-            for one in machines
-        ):
+        if not await self._selling.is_large_enough(request):
             raise NoRoom("no machine of the cluster is large enough")
         return facts
+
+    async def lack_of_room(
+        self, task: bytes, request: ContainerRequest, ahead: Mapping[bytes, ContainerRequest]
+    ) -> Lack:  # fmt: skip
+        """Return what is missing beside those ahead (``ContainerBackend``)."""
+        return await self._selling.lack(task, request, ahead)
+
+    async def offer(self, ahead: Mapping[bytes, ContainerRequest]) -> Offer:
+        """Return what there is for one more container (``ContainerBackend``)."""
+        return await self._selling.offer(ahead)
 
     # Its life
 
@@ -306,7 +331,7 @@ class KubernetesBackend:
         try:
             for path, body in (
                 (_NAMESPACES, namespace_body(place)), (place.policies, policy_body(place)),
-                (f"{place.path}/resourcequotas", quota_body(place)),
+                (f"{place.path}/resourcequotas", quota_body(place, self._cluster)),
             ):  # fmt: skip
                 check_made(body, await self._api.create(path, body))
             # Asked first: else the refusal would be an event of the Job's controller, which comes late.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tasks.executor.containers.errors import SettingsDiffer
+from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
 from tasks.executor.containers.kubernetes.quantities import amount
 from tasks.executor.containers.kubernetes.scripts import RECEIVE, SERVE
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
@@ -69,6 +70,18 @@ class Cluster:
     helper_image: str = ""
     runtime_class: str = ""
     gpu_resource: str = "nvidia.com/gpu"
+    placement: Placement = ANYWHERE
+    priority_class: str = ""
+    storage_class: str = ""
+
+    def pod_fields(self) -> dict[str, Any]:
+        """Return the fields that all pods of this node have."""
+        made = self.placement.pod_fields()
+        if self.runtime_class:
+            made["runtimeClassName"] = self.runtime_class
+        if self.priority_class:
+            made |= {"priorityClassName": self.priority_class, "preemptionPolicy": "Never"}
+        return made
 
 
 @dataclass(frozen=True)
@@ -128,9 +141,10 @@ def policy_body(
     }  # fmt: skip
 
 
-def quota_body(place: Place) -> dict[str, Any]:
-    """Return a quota of one pod and of nothing that opens a door: no service, no claim of storage."""
-    hard = {"pods": "1", "services": "0", "persistentvolumeclaims": "0", "count/jobs.batch": "1"}
+def quota_body(place: Place, cluster: Cluster) -> dict[str, Any]:
+    """Return a quota of one pod and of nothing that opens a door: no service, and no storage but its disk."""
+    claims = "1" if cluster.storage_class else "0"
+    hard = {"pods": "1", "services": "0", "persistentvolumeclaims": claims, "count/jobs.batch": "1"}
     return {
         "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": {"name": "one-pod", "labels": dict(place.labels)}, "spec": {"hard": hard},
@@ -177,7 +191,8 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
     for number, mount in enumerate(request.mounts):
         mounts.append(_mount("inputs", mount.path, inner=str(number), read_only=True))
     # A pod is evicted when its volumes and logs exceed its containers' limits together, so inputs count too.
-    stored_mib = limits.disk_mib + _inputs_mib(request) + STAGE_MIB + LOG_MIB
+    here_mib = 0 if cluster.storage_class else limits.disk_mib
+    stored_mib = here_mib + _inputs_mib(request) + STAGE_MIB + LOG_MIB
     given = _limits(limits.cores * 1_000, limits.memory_mib, stored_mib)
     if limits.gpus:
         given[cluster.gpu_resource] = str(limits.gpus)
@@ -222,6 +237,13 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
             "emptyDir": {"sizeLimit": f"{size_mib}Mi"} | ({"medium": medium} if medium else {}),
         }
 
+    def claim(name: str, size_mib: int) -> dict[str, Any]:
+        asked = {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": cluster.storage_class,
+            "resources": {"requests": {"storage": f"{size_mib}Mi"}},
+        }  # fmt: skip
+        return {"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": asked}}}
+
     spec: dict[str, Any] = {
         "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
         "hostNetwork": False, "hostPID": False, "hostIPC": False, "shareProcessNamespace": True,
@@ -232,11 +254,12 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
         },
         "initContainers": [receiver], "containers": [main_container(request, cluster), helper],
         "volumes": [
-            volume("disk", limits.disk_mib), volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
+            claim("disk", limits.disk_mib) if cluster.storage_class else volume("disk", limits.disk_mib),
+            volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
             volume("shm", max(1, limits.memory_mib // 2), "Memory"),
         ],
     }  # fmt: skip
-    return spec | ({"runtimeClassName": cluster.runtime_class} if cluster.runtime_class else {})
+    return spec | cluster.pod_fields()
 
 
 def pod_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
@@ -254,8 +277,7 @@ def helper_pod(name: str, script: str, cluster: Cluster, place: Place, user: int
         "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1, "containers": [container],
     }  # fmt: skip
-    if cluster.runtime_class:
-        spec["runtimeClassName"] = cluster.runtime_class
+    spec |= cluster.pod_fields()
     labels = {**place.labels, "dekube.canary": name}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
@@ -302,8 +324,12 @@ def check_pod(ordered: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
     it, or the few fields that are looked at here.
     """
     spec = pod.get("spec")
-    _check(ordered, spec, "Pod.spec")
+    # Each cluster adds tolerations of its own: for machines that fail, and for those with GPUs.
+    _check({name: value for name, value in ordered.items() if name != "tolerations"}, spec, "Pod.spec")
     assert isinstance(spec, Mapping)
+    for one in ordered.get("tolerations", ()):
+        if one not in (spec.get("tolerations") or ()):
+            raise SettingsDiffer(f"Pod.spec.tolerations: {one!r} is missing")
     for name in ("hostUsers", "hostAliases", "ephemeralContainers", "resourceClaims"):
         if name not in ordered and spec.get(name):
             raise SettingsDiffer(f"Pod.spec.{name}: {spec.get(name)!r}"[:300])

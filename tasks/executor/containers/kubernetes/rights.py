@@ -40,6 +40,7 @@ RIGHTS: Final = (
     Right("create", "resourcequotas"),
     Right("list", "events"),
     Right("list", "nodes"),
+    Right("list", "priorityclasses", "scheduling.k8s.io"),
 )
 """What docs/kubernetes/ grants, and no more: no secret, no role, nothing of other groups."""
 

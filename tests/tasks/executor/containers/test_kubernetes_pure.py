@@ -7,6 +7,7 @@ import io
 import json
 import math
 import tarfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,24 +23,28 @@ from tasks.executor.containers.errors import ContainerRefused, EngineError, Engi
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
 from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
 from tasks.executor.containers.kubernetes.exec_stream import status_of
+from tasks.executor.containers.kubernetes.inventory import pod_amounts
 from tasks.executor.containers.kubernetes.manifests import (
     Cluster,
     check_made,
     check_pod,
+    helper_pod,
     job_body,
     namespace_body,
     place_of,
     pod_spec,
     policy_body,
+    quota_body,
 )
+from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.kubernetes.quantities import amount
 from tasks.executor.containers.kubernetes.refusals import read_refusal
 from tasks.executor.containers.kubernetes.states import Exit, Stage, Trouble, read_pod
-from tasks.executor.containers.kubernetes.supply import machine_for
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tests.fuzz.targets.kubernetes import KUBECONFIG, NOW, POD
 
+GPU = "nvidia.com/gpu"
 NODE, TASK = b"\x01" * 20, bytes(range(32))
 CLUSTER = Cluster(helper_image="example.test/helper@sha256:" + "0" * 64)
 PLACE = place_of("dekube", NODE, TASK)
@@ -93,6 +98,45 @@ def test_no_word_of_a_requester_is_expanded(made: ContainerRequest) -> None:
     words = [*container.get("command", ()), *container.get("args", ())]
     assert tuple(word.replace("$$", "$") for word in words) == made.command
     assert all("$" not in word.replace("$$", "") for word in words)
+
+
+def test_pods_go_where_their_operator_wants_them_and_give_way_to_all_others() -> None:
+    placement = parse_placement(("pool=market",), ("gpu=yes:NoSchedule", "spot"))
+    made = replace(CLUSTER, placement=placement, priority_class="below", runtime_class="gvisor")
+    for spec in (pod_spec(request(), made), helper_pod("a", "true", made, PLACE, 1)["spec"]):
+        assert spec["nodeSelector"] == {"pool": "market"}
+        assert spec["tolerations"] == [
+            {"operator": "Equal", "key": "gpu", "value": "yes", "effect": "NoSchedule"},
+            {"operator": "Exists", "key": "spot"},
+        ]
+        assert (spec["priorityClassName"], spec["preemptionPolicy"]) == ("below", "Never")
+        assert spec["runtimeClassName"] == "gvisor"
+    assert not {"nodeSelector", "tolerations", "priorityClassName"} & set(pod_spec(request(), CLUSTER))
+    spec = pod_spec(request(), made)
+    added = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}]
+    check_pod(spec, {"spec": {**spec, "tolerations": [*spec["tolerations"], *added]}})
+    with pytest.raises(SettingsDiffer, match="tolerations"):
+        check_pod(spec, {"spec": {**spec, "tolerations": added}})
+    with pytest.raises(SettingsDiffer, match="priorityClassName"):
+        check_pod(spec, {"spec": {**spec, "priorityClassName": "above"}})
+
+
+def test_a_disk_of_a_storage_class_is_the_only_claim() -> None:
+    made = replace(CLUSTER, storage_class="fast")
+    spec = pod_spec(request(), made)
+    assert [name for volume in spec["volumes"] for name in volume if name != "name"].count("ephemeral") == 1
+    claim = spec["volumes"][0]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == "fast" and claim["resources"]["requests"]["storage"] == "64Mi"
+    assert quota_body(PLACE, made)["spec"]["hard"]["persistentvolumeclaims"] == "1"
+    assert quota_body(PLACE, CLUSTER)["spec"]["hard"]["persistentvolumeclaims"] == "0"
+    here, there = (pod_amounts(pod_spec(request(), one), GPU).disk for one in (CLUSTER, made))
+    assert here - there == 64 << 20, "its disk is not the machine's"
+
+
+def test_what_a_pod_asks_for_is_what_is_counted() -> None:
+    limits = Limits(cores=2, memory_mib=256, disk_mib=64, output_bytes=1, time_limit_s=9, gpus=3)
+    found = pod_amounts(pod_spec(request(limits=limits), CLUSTER), GPU)
+    assert (found.millicores, found.memory, found.gpus, found.pods) == (2_100, 320 << 20, 3, 1)
 
 
 @given(REQUESTS)
@@ -258,19 +302,6 @@ def test_the_end_of_a_command_is_read() -> None:
 )
 def test_quantities(text: str, thousandths: int) -> None:
     assert amount(text) == thousandths
-
-
-def test_a_machine_is_large_enough_or_not() -> None:
-    found = {
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "10Gi", "nvidia.com/gpu": "1"},
-        }
-    }
-    assert machine_for(found, 3, 4096, 1024, 1)
-    assert not machine_for(found, 4, 4096, 1024), "no room for the helper"
-    assert not machine_for(found, 3, 4096, 1024, 2)
-    assert not machine_for({**found, "spec": {"unschedulable": True}}, 1)
 
 
 @given(st.lists(st.binary(max_size=3 << 10), max_size=4), st.integers(1, 2048))
