@@ -106,6 +106,8 @@ BOUNDS: Final = {
     "executor.docker.notice_s": (0, 600),
     "executor.kubernetes.gpus": (0, 64),
     "executor.kubernetes.disk_gib": (1, 1 << 20),
+    "executor.kubernetes.reserve_percent": (0, 100),
+    "executor.kubernetes.reserve_gpus": (0, 64),
     "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),

@@ -237,6 +237,18 @@ class KubernetesOptions:
     """Disk that one container may have."""
     unisolated_allowed: bool = False
     """Lend also where network policies have no effect; false: lend nothing there."""
+    node_selector: tuple[str, ...] = ()
+    """Labels (``name=value``) that machines must have: others are not sold."""
+    tolerations: tuple[str, ...] = ()
+    """Taints of machines that are sold all the same: ``key=value:Effect``, ``key:Effect`` or ``key``."""
+    priority_class: str = "dekube"
+    """PriorityClass of the pods, below the cluster's own work. Made if it is missing. Empty: the cluster's own."""
+    storage_class: str = ""
+    """StorageClass of the disks of containers. Empty: the disk of the machine."""
+    reserve_percent: int = 0
+    """Share of the cores, memory and disk of each machine that is not sold."""
+    reserve_gpus: int = 0
+    """GPUs of each machine that are not sold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernete
     )  # a node without a cluster needs none of it
     chosen = found.KubernetesOptions(
         lent.kubeconfig, lent.prefix, lent.images, lent.helper_image, lent.runtime_class, lent.gpu_resource,
-        lent.gpus, lent.disk_gib, lent.unisolated_allowed,
+        lent.gpus, lent.disk_gib, lent.unisolated_allowed, lent.node_selector, lent.tolerations,
+        lent.priority_class, lent.storage_class, lent.reserve_percent, lent.reserve_gpus,
     )  # fmt: skip
     made: kubernetes.KubernetesBackend = found.KubernetesBackend(chosen, node, folder)
     return made

@@ -223,7 +223,7 @@ class KubernetesBackend:
 
     async def _isolation(self) -> tuple[bool, str]:
         if self.shown is None:
-            place = self._own_place(_CANARY)
+            place = _own(self.place(_CANARY))
             self._at_work.add(place.namespace)
             try:
                 self.shown = await are_policies_enforced(self._api, place, self._cluster, self._remove_place)
@@ -232,11 +232,6 @@ class KubernetesBackend:
             if not self.shown[0]:
                 _log.warning("this cluster does not isolate containers from its network", why=self.shown[1])
         return self.shown
-
-    def _own_place(self, key: bytes) -> Place:
-        """Return a place that serves no task."""
-        place = self.place(key)
-        return Place(place.namespace, {**place.labels, LABEL_TASK: "none"}, "")
 
     async def check(self, request: ContainerRequest) -> EngineFacts:
         """Return the cluster's facts, or raise (``ContainerBackend``)."""
@@ -274,7 +269,7 @@ class KubernetesBackend:
         """Bring the image to a machine of the cluster (``ContainerBackend``)."""
         await self.check(request)
         self._pulls += 1  # each has a namespace of its own: two tasks may want the same image
-        place = self._own_place(_PULL_KEY + self._pulls.to_bytes(28, "little"))
+        place = _own(self.place(_PULL_KEY + self._pulls.to_bytes(28, "little")))
         self._at_work.add(place.namespace)
         try:
             await self._remove_place(place)
@@ -496,7 +491,7 @@ class KubernetesBackend:
         if pod.stage is Stage.RUNNING:
             raise ContainerRefused("outputs of a container that still runs are not read")
         path = f"{place.path}/pods/{pod.name}"
-        log = await through_outage(partial(self._log_of, path), PATIENCE_S, LOOK_S)
+        log = await through_outage(partial(_log_of, self._api, path), PATIENCE_S, LOOK_S)
         if not request.output_path:
             return Collected(log, None)
         if not pod.has_helper:
@@ -505,19 +500,6 @@ class KubernetesBackend:
             return Collected(log, await self._outputs(path, request, Path(packed)))
         except BadOutputs as error:
             return Collected(log, None, str(error))
-
-    async def _log_of(self, pod: str) -> bytes:
-        tail, size = LogTail(), 0
-        try:
-            async with aclosing(self._api.log(f"{pod}/log", container=MAIN)) as parts:
-                async for data in parts:
-                    tail.add(data)
-                    size += len(data)
-                    if size > LOG_BYTES_READ_MAX:
-                        break
-        except EngineError as error:  # a machine that is gone has taken the log along
-            return f"[the log cannot be read: {error}]\n".encode()
-        return tail.contents()
 
     async def _outputs(self, pod: str, request: ContainerRequest, packed: Path) -> Outputs:
         limit = request.limits.output_bytes
@@ -615,6 +597,11 @@ class KubernetesBackend:
         return removed
 
 
+def _own(place: Place) -> Place:
+    """Return a place that serves no task."""
+    return Place(place.namespace, {**place.labels, LABEL_TASK: "none"}, "")
+
+
 def _task_of(annotations: object) -> bytes | None:
     text = annotations.get(ANNOTATION_TASK) if isinstance(annotations, dict) else None
     try:
@@ -622,6 +609,20 @@ def _task_of(annotations: object) -> bytes | None:
     except ValueError:
         return None
     return task if len(task) == 32 else None
+
+
+async def _log_of(api: ClusterApi, pod: str) -> bytes:
+    tail, size = LogTail(), 0
+    try:
+        async with aclosing(api.log(f"{pod}/log", container=MAIN)) as parts:
+            async for data in parts:
+                tail.add(data)
+                size += len(data)
+                if size > LOG_BYTES_READ_MAX:
+                    break
+    except EngineError as error:  # a machine that is gone has taken the log along
+        return f"[the log cannot be read: {error}]\n".encode()
+    return tail.contents()
 
 
 def _remove_folder(folder: Path) -> None:
