@@ -38,6 +38,7 @@ from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.meter_records import load_meter
 from tasks.ledger.queries import tasks_by_requester
 from tasks.ledger.records import load_spec, load_task, load_window
+from tasks.ledger.registry import NodeRole, candidates
 from tasks.ledger.screening import DatasetFacts, read_dataset_facts
 from tasks.proofs import LEAVES_LIMIT_BYTES
 from tasks.spec import container_of
@@ -143,6 +144,8 @@ class GatewayBlobs:
         if spec.is_metered:
             limit_bytes, sooner = _named_of_container(self._state, task, name, container_of(spec))
             makers[:0] = sooner
+            stores = candidates(self._state, NodeRole.STORAGE, task, SOURCES_MAX)
+            makers += [node.address for node in stores]  # they may keep it for a requester who is away
         elif name in [given.blob for given in spec.inputs()]:
             limit_bytes = inputs_limit(spec)
             makers.reverse()

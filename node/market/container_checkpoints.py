@@ -1,8 +1,8 @@
 """Checkpoints of containers on their machine: stored while one runs and as it leaves, restored before a start.
 
-What is stored is a blob like an output (R103). This machine serves it for a day after it has left the task. The
-requester's node brings it to itself as soon as it is named (``node.market.own_checkpoints``). So it outlives this
-machine.
+What is stored is a blob like an output (R103), sealed if the container is private (R127). This machine serves it
+for a day after it has left the task. The requester's node brings it to itself as soon as it is named. So do the
+machines that keep the task (``node.market.container_copies``): it outlives this machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE
+from node.market.container_seals import ContainerSeals, RunKey
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.promises import write_durably
 from node.market.wallet import Wallet
@@ -26,13 +27,14 @@ from p2p.blob.store import BlobStore
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
+from tasks.custody.errors import StreamInvalid
 from tasks.executor.containers.backend import ContainerBackend
 from tasks.executor.containers.errors import BadOutputs
 from tasks.executor.containers.request import RESTORED, ContainerRequest
 from tasks.kinds.folders import ArchiveInvalid, unpack
 from tasks.ledger.checkpoint_records import Stored, load_checkpoints
 from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
-from tasks.ledger.records import load_task
+from tasks.ledger.records import load_spec, load_task
 from tasks.spec import JobSpec, container_of
 
 __all__ = ["CheckpointNote", "ContainerCheckpoints", "decode_checkpoint_note", "encode_checkpoint_note"]
@@ -83,10 +85,11 @@ class ContainerCheckpoints:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, backend: ContainerBackend,
-        folder: Path,
+        folder: Path, seals: ContainerSeals,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._backend, self._folder = blobs, backend, folder
+        self._seals = seals
         self._notes: dict[bytes, CheckpointNote] = {}
         self.counting = trio.Lock()
         """Held from reading how many seconds are counted to counting more: two at once would contradict."""
@@ -174,8 +177,8 @@ class ContainerCheckpoints:
         packed = self._folder.parent / f"{task.hex()[:32]}.checkpoint"
         blob, size = b"", 0
         try:
-            found = await self._backend.snapshot(task, request, str(packed))
-            blob, size = await self._seal(packed), found.size_bytes
+            await self._backend.snapshot(task, request, str(packed))
+            blob, size = await self._seal(task, packed)
         except BadOutputs as error:  # its requester's program has made it too large: that is not our loss
             _log.warning("a folder cannot be stored", task=task, error=str(error))
         finally:
@@ -192,9 +195,19 @@ class ContainerCheckpoints:
         self.stored += 1
         _log.info("a checkpoint was stored", task=task, bytes=size, seconds=held_s)
 
-    async def _seal(self, packed: Path) -> bytes:
-        """Make the blob of a packed folder; that of a private task would be sealed here."""
-        return await trio.to_thread.run_sync(self._blobs.add_file, packed)
+    async def _seal(self, task: bytes, packed: Path) -> tuple[bytes, int]:
+        """Make the blob of a packed folder, sealed for the next machine of a private task; return name and size.
+
+        Raises InputUnavailable where another machine has the task by now.
+        """
+        key = await self._seals.checkpoint_key(task, container_of(load_spec(self._ledger.store, task)))
+
+        def make() -> tuple[bytes, int]:
+            if key is not None:
+                key.seal(packed)
+            return self._blobs.add_file(packed), packed.stat().st_size
+
+        return await trio.to_thread.run_sync(make)
 
     # Restoring
 
@@ -222,7 +235,7 @@ class ContainerCheckpoints:
                 return
             try:
                 await self._fetch(task, wanted, place)
-            except (InputUnavailable, ArchiveInvalid) as error:
+            except (InputUnavailable, ArchiveInvalid, StreamInvalid) as error:
                 if not may_miss:
                     raise InputUnavailable(f"the checkpoint: {error}") from None
                 _log.warning("a checkpoint cannot be had", task=task, blob=wanted.blob, error=str(error))
@@ -233,12 +246,18 @@ class ContainerCheckpoints:
 
     async def _fetch(self, task: bytes, wanted: Stored, place: Path) -> None:
         requester = load_task(self._ledger.store, task).requester
-        supply = Supply(partial(self._inputs.peers, wanted.worker, requester), tries=FETCH_TRIES)
+        supply = Supply(
+            lambda: self._inputs.peers(wanted.worker, requester, *self._inputs.keepers(task)), tries=FETCH_TRIES
+        )
         await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
-        await trio.to_thread.run_sync(self._open, wanted, place)
+        key = await self._seals.checkpoint_key(task, container_of(load_spec(self._ledger.store, task)))
+        await trio.to_thread.run_sync(self._open, wanted, place, key)
 
-    def _open(self, wanted: Stored, place: Path) -> None:
-        """Unpack a checkpoint; that of a private task would be opened here."""
+    def _open(self, wanted: Stored, place: Path, key: RunKey | None) -> None:
+        """Unpack a checkpoint. Raises StreamInvalid, ArchiveInvalid, OSError."""
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if key is not None:
+            key.open(self._blobs.path(wanted.blob), place, wanted.size_bytes)
+            return
         with self._blobs.path(wanted.blob).open("rb") as file:
             unpack(file, place, limit_bytes=wanted.size_bytes)

@@ -98,6 +98,10 @@ class ContainerFiles:
         """Return what is known of a task's container."""
         return self._known.get(task)
 
+    def tasks(self) -> frozenset[bytes]:
+        """Return the tasks of which something is known."""
+        return frozenset(self._known)
+
     def put(self, task: bytes, found: ContainerNote) -> None:
         """Write down what is known; the blobs of an end are kept."""
         self._pin(found)

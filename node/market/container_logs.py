@@ -1,6 +1,8 @@
 """Logs of containers for those who may read them: live from the engine, and for a day after the end from a file.
 
-A mask for secrets has one place, ``shown``: it sees the whole log of an engine, live and before it is kept.
+A mask for secrets has one place, ``shown``: it sees the whole log of an engine, live and before it is kept. A log
+that must be masked is shown to nobody while its mask is not here: before a restarted node has opened the secrets
+again, and after it has forgotten them.
 """
 
 from __future__ import annotations
@@ -38,19 +40,24 @@ Mask = Callable[[tuple[LogEntry, ...]], tuple[LogEntry, ...]]
 
 
 class ContainerLogs:
-    """Reads logs on one back end. ``folder`` has those of containers that have ended."""
+    """Reads logs on one back end. ``folder`` has those of containers that have ended.
 
-    def __init__(self, backend: ContainerBackend, folder: Path) -> None:
-        self._backend, self._folder = backend, folder
+    ``has_secrets`` tells whether the log of a task must be masked. It reads the chain's state, so it blocks.
+    """
+
+    def __init__(self, backend: ContainerBackend, folder: Path, has_secrets: Callable[[bytes], bool]) -> None:
+        self._backend, self._folder, self._has_secrets = backend, folder, has_secrets
         self._readers = trio.CapacityLimiter(READERS_MAX)
         self.masks: dict[bytes, Mask] = {}
         """What hides parts of a task's log; set before its container starts or is taken up."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def shown(self, task: bytes, entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
-        """Return what may be shown of entries: the one place where a log is filtered."""
+        """Return what may be shown of entries: the one place where a log is filtered. Blocking."""
         mask = self.masks.get(task)
-        return entries if mask is None else mask(entries)
+        if mask is not None:
+            return mask(entries)
+        return () if self._has_secrets(task) else entries
 
     async def read(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
         """Return what a container wrote after a place. Raises EngineUnavailable, EngineError."""
@@ -58,7 +65,10 @@ class ContainerLogs:
         if kept is not None:
             return select_entries(kept, after, limit_bytes)
         async with self._readers:
-            if task not in self.masks:
+            is_masked = task in self.masks
+            if not is_masked and await trio.to_thread.run_sync(self._has_secrets, task):
+                return LogPart((), after)
+            if not is_masked:
                 return await self._backend.log(task, after, limit_bytes)
             # What is to be hidden may lie over two entries, so over two parts: a mask sees the whole log.
             whole = await self._backend.log(task, LogPlace(), KEPT_BYTES_MAX)

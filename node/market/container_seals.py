@@ -1,5 +1,7 @@
 """The machine's side of sealed containers: its key, secrets and mounts that it opens, results that it seals (R99).
 
+Checkpoints are sealed under the key of the run that makes them, so that the next machine opens them (R127).
+
 The key of a task lies encrypted under the node's account. Secrets are opened again for each use, and no plain byte
 of them is written to a disk.
 """
@@ -10,8 +12,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import structlog
 import trio
@@ -20,7 +23,17 @@ from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.task_keys import TaskKeys
 from p2p.blob.store import BlobStore
 from state.primitives.errors import DekubeError
-from tasks.custody.container_keys import LOG, OUTPUT, mount_key, part_key, result_plain_size, seal_result
+from tasks.custody.container_keys import (
+    LOG,
+    OUTPUT,
+    checkpoint_plain_size,
+    earlier_key,
+    mount_key,
+    open_checkpoint,
+    result_plain_size,
+    seal_checkpoint,
+    seal_result,
+)
 from tasks.custody.keys import KEY_BYTES
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets, open_secrets
 from tasks.custody.streams import SALT_BYTES, open_stream
@@ -29,7 +42,10 @@ from tasks.executor.containers.masking import masked_parts
 from tasks.kinds.container import LOG_BYTES_MAX, ContainerPart, Mount
 from tasks.kinds.folders import unpack
 
-__all__ = ["ContainerSeals", "log_limit", "masked_entries", "output_limit", "put_mount", "remove_packed"]
+__all__ = [
+    "ContainerSeals", "RunKey", "checkpoint_limit", "log_limit", "masked_entries", "output_limit", "put_mount",
+    "remove_packed",
+]  # fmt: skip
 
 _log = structlog.get_logger("containers")
 
@@ -48,6 +64,44 @@ def log_limit(part: ContainerPart) -> int:
     return result_plain_size(LOG_BYTES_MAX) if part.is_private else LOG_BYTES_MAX
 
 
+def checkpoint_limit(part: ContainerPart) -> int:
+    """Return the most bytes of a packed checkpoint; 0 for a container without one."""
+    if part.checkpoint is None:
+        return 0
+    return checkpoint_plain_size(part.checkpoint.bytes_max) if part.is_private else part.checkpoint.bytes_max
+
+
+class RunKey(NamedTuple):
+    """The key that a machine has of a sealed container, and the number of its run."""
+
+    key: bytes
+    run: int
+
+    @property
+    def first(self) -> bytes:
+        """The key of the first run: mounts and secrets are sealed under it."""
+        return earlier_key(self.key, self.run)
+
+    def seal(self, plain: Path) -> None:
+        """Seal a packed checkpoint in its place. Blocking. Raises OSError."""
+        with _replacing(plain) as (source, target):
+            salt = secrets.token_bytes(SALT_BYTES)
+            for piece in seal_checkpoint(self.key, self.run, salt, _pieces(source)):
+                target.write(piece)
+
+    def open(self, sealed: Path, place: Path, limit_bytes: int) -> None:
+        """Unpack a sealed checkpoint to ``place``. Blocking. Raises StreamInvalid, ArchiveInvalid, OSError."""
+        packed = place.with_name(f"{place.name}.tar")
+        try:
+            with sealed.open("rb") as source, _private_file(packed) as target:
+                for piece in open_checkpoint(self.key, self.run, _pieces(source)):
+                    target.write(piece)
+            with packed.open("rb") as file:
+                unpack(file, place, limit_bytes=limit_bytes)
+        finally:
+            packed.unlink(missing_ok=True)
+
+
 class ContainerSeals:
     """What a machine opens and seals of containers of others."""
 
@@ -56,17 +110,19 @@ class ContainerSeals:
 
     async def lack_of_key(self, task: bytes) -> str:
         """Return that the key of a sealed container cannot be had, or is another one; else an empty text."""
-        if self._keys.seal(task) is None or await self._keys.obtain(task):
+        if self._keys.sealed(task) is None or await self._keys.obtain(task):
             return ""
         return "the key of the task: neither its requester's node nor who holds shares of it hands it on"
 
-    async def _key(self, task: bytes) -> bytes:
+    async def _key(self, task: bytes) -> RunKey:
         """Return the key of a task. Raises InputUnavailable."""
         if not await self._keys.obtain(task):
             raise InputUnavailable(await self.lack_of_key(task))
+        run = self._keys.run(task)
         key = await trio.to_thread.run_sync(self._keys.task_key, task)
-        assert key is not None
-        return key
+        if key is None or run != self._keys.run(task):
+            raise InputUnavailable("the key of the task: another machine has it by now")
+        return RunKey(key, run)
 
     async def secrets(self, task: bytes, part: ContainerPart, supply: Supply) -> ContainerSecrets:
         """Return the secrets of a container. Raises InputUnavailable, SecretsInvalid."""
@@ -75,15 +131,15 @@ class ContainerSeals:
         name = part.sealed.blob
         self._blobs.pin(name, PIN)
         sealed = await self._inputs.fetch(name, supply, part.sealed.size_bytes)
-        return open_secrets(await self._key(task), sealed)
+        return open_secrets((await self._key(task)).first, sealed)
 
     async def mount_key(self, task: bytes, number: int, mount: Mount) -> bytes | None:
         """Return the key of a mount, None where it is public. Raises InputUnavailable."""
-        return mount_key(await self._key(task), number) if mount.form.is_sealed else None
+        return mount_key((await self._key(task)).first, number) if mount.form.is_sealed else None
 
-    async def checkpoint_key(self, task: bytes, part: ContainerPart) -> bytes | None:
-        """Return the key of checkpoints, the same on each machine; None where they are public."""
-        return part_key(await self._key(task), "checkpoint") if part.is_private else None
+    async def checkpoint_key(self, task: bytes, part: ContainerPart) -> RunKey | None:
+        """Return what seals and opens checkpoints, None where they are public. Raises InputUnavailable."""
+        return await self._key(task) if part.is_private else None
 
     async def seal_file(self, task: bytes, part: ContainerPart, plain: Path) -> None:
         """Seal a packed output in its place, if the container is private. Raises OSError."""
@@ -91,14 +147,9 @@ class ContainerSeals:
             await trio.to_thread.run_sync(self._seal_file, task, part, plain)
 
     def _seal_file(self, task: bytes, part: ContainerPart, plain: Path) -> None:
-        sealed = plain.with_name(plain.name + ".sealed")
-        try:
-            with plain.open("rb") as source, _private_file(sealed) as target:
-                for piece in _sealed(task, part, OUTPUT, _pieces(source)):
-                    target.write(piece)
-            sealed.replace(plain)
-        finally:
-            sealed.unlink(missing_ok=True)
+        with _replacing(plain) as (source, target):
+            for piece in _sealed(task, part, OUTPUT, _pieces(source)):
+                target.write(piece)
 
     async def keep_log(self, task: bytes, part: ContainerPart, log: bytes) -> tuple[bytes, int]:
         """Keep the last bytes of a log, sealed if the container is private; return their name and size."""
@@ -142,6 +193,18 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
+@contextmanager
+def _replacing(plain: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Open a file, and a private one that takes its place at the end."""
+    sealed = plain.with_name(plain.name + ".sealed")
+    try:
+        with plain.open("rb") as source, _private_file(sealed) as target:
+            yield source, target
+        sealed.replace(plain)
+    finally:
+        sealed.unlink(missing_ok=True)
+
+
 def _private_file(path: Path) -> IO[bytes]:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
@@ -176,8 +239,8 @@ def put_mount(source: Path, place: Path, mount: Mount, key: bytes | None) -> Non
 
 
 def remove_packed(folder: Path, needed: frozenset[bytes]) -> None:
-    """Remove packed outputs that a node left which was killed: those of private tasks are plain."""
+    """Remove packed outputs and checkpoints that a killed node has left: those of private tasks are plain."""
     names = {task.hex()[:32] for task in needed}
-    for path in folder.glob("*.tar*"):
-        if path.name.partition(".")[0] not in names:
+    for path in (*folder.glob("*.tar*"), *folder.glob("*.checkpoint*")):
+        if path.is_file() and path.name.partition(".")[0] not in names:
             path.unlink(missing_ok=True)

@@ -28,7 +28,14 @@ from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_live import Live
 from node.market.container_logs import ContainerLogs
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
-from node.market.container_seals import ContainerSeals, masked_entries, output_limit, put_mount, remove_packed
+from node.market.container_seals import (
+    ContainerSeals,
+    checkpoint_limit,
+    masked_entries,
+    output_limit,
+    put_mount,
+    remove_packed,
+)
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
 from node.market.tampering import ContainerTampered, Guard, OthersNeedMachine
@@ -41,12 +48,13 @@ from state.primitives.hashing import HASH_BYTES, digest
 from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
+from tasks.errors import TaskUnknown
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
 from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import METER_PROGRESS, ExitKind
+from tasks.kinds.container import METER_PROGRESS, ContainerPart, ExitKind
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -95,7 +103,7 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
     return ContainerRequest(
         Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
         mounts, storage.output, part.process.user,
-        *(("", 0) if part.checkpoint is None else (part.checkpoint.path, part.checkpoint.bytes_max)),
+        *(("", 0) if part.checkpoint is None else (part.checkpoint.path, checkpoint_limit(part))),
         secrets=secrets,
     )  # fmt: skip
 
@@ -113,16 +121,18 @@ class Containers:
         self._folder = data_dir
         self._files = ContainerFiles(data_dir / "notes", blobs)
         self._guard = Guard(ledger, wallet, backend, data_dir / "tampered", policy or Policy())
-        self.logs = ContainerLogs(backend, data_dir / "logs")
+        self.logs = ContainerLogs(backend, data_dir / "logs", self._has_secrets)
         self._lives: dict[bytes, Live] = {}
         self._attendances: dict[bytes, Attendance] = {}
         self._idle: set[bytes] = set()
         """Tasks whose container was ended because it stood still."""
-        self.checkpoints = ContainerCheckpoints(ledger, wallet, inputs, blobs, backend, data_dir / "checkpoints")
+        self._seals = ContainerSeals(keys, inputs, blobs)
+        self.checkpoints = ContainerCheckpoints(
+            ledger, wallet, inputs, blobs, backend, data_dir / "checkpoints", self._seals
+        )
         self.is_leaving: Callable[[], bool] = lambda: False
         """Whether the owner takes the machine back."""
         self._notice_s = notice_s
-        self._seals = ContainerSeals(keys, inputs, blobs)
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -198,6 +208,7 @@ class Containers:
         """Remove containers, disks and records of tasks that ask nothing of this machine."""
         reported = frozenset(await trio.to_thread.run_sync(self._guard.waiting))  # these are to be wiped
         needed = frozenset(self._duties()) | self._at_work | reported
+        await self._wipe_private(needed)
         if removed := await self._backend.sweep(needed):
             _log.info("containers without a task were removed", containers=removed)
         now_ms = self._ledger.head().steady_ms
@@ -206,6 +217,23 @@ class Containers:
         await self._guard.report_all()
         await trio.to_thread.run_sync(self.logs.tidy, lambda task: self._files.get(task) is not None)
         await trio.to_thread.run_sync(remove_packed, self._folder, needed)
+
+    async def _wipe_private(self, needed: frozenset[bytes]) -> None:
+        """Wipe private containers that a node which went down has left; others are removed."""
+        for task in self._files.tasks() - needed:
+            part = self._part_of(task)
+            if part is not None and part.is_private and self._backend.folder(task).exists():
+                await self._backend.wipe(task)
+
+    def _part_of(self, task: bytes) -> ContainerPart | None:
+        try:
+            return container_of(load_spec(self._ledger.store, task))
+        except TaskUnknown:  # of a state that never became final
+            return None
+
+    def _has_secrets(self, task: bytes) -> bool:
+        part = self._part_of(task)
+        return part is None or (part.sealed is not None and bool(part.sealed.size_bytes))
 
     async def work(self, task: bytes) -> None:
         """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
@@ -296,10 +324,17 @@ class Containers:
     async def _give_up(self, task: bytes, reason: Reason, why: str) -> NoReturn:
         """Leave a task. Raises JobUnfit with the reason."""
         await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
-        with suppress(DekubeError):
-            await self._backend.remove(task)
-        await self._seals.forget(task, container_of(load_spec(self._ledger.store, task)))
+        await self._part(task)
         raise JobUnfit(why)
+
+    async def _part(self, task: bytes) -> None:
+        """Remove what is here of a task that this machine has left: the container, and what opens the task."""
+        spec = load_spec(self._ledger.store, task)
+        try:
+            await self._remove(task, spec)
+        except (DekubeError, OSError):  # ``tidy`` removes it
+            self._left_over.set()
+        await self._seals.forget(task, container_of(spec))
 
     async def _prepare(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bring image and inputs here, then say so: the meter begins with that."""
@@ -355,8 +390,7 @@ class Containers:
             try:
                 known = await work_while(self._ledger, stands, partial(self._attended, task, spec, known))
             except Abandoned:
-                await self._remove(task, spec)
-                await self._seals.forget(task, container_of(spec))
+                await self._part(task)
                 raise
             except ContainerTampered:
                 await self._guard.wipe_and_report(task)
@@ -376,11 +410,7 @@ class Containers:
             await self._seal(task, known, seconds)
         else:
             await self._wallet.send(FINISH_TASK, finish_values(task, seconds, known.end))
-        try:
-            await self._remove(task, spec)
-        except (DekubeError, OSError):  # the chain asks for nothing more: ``tidy`` removes it
-            self._left_over.set()
-        await self._seals.forget(task, container_of(spec))
+        await self._part(task)
         _log.info("a container ended", task=task, end=known.end.kind.name, code=known.end.code, s=known.seconds)
 
     # The words of a quorum (R114, R115)
@@ -608,10 +638,7 @@ class Containers:
             except (DekubeError, OSError) as error:
                 _log.warning("the last checkpoint could not be stored", task=task, error=str(error))
         await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
-        try:
-            await self._backend.remove(task)
-        except (DekubeError, OSError):
-            self._left_over.set()
+        await self._part(task)
         _log.info("this machine has left a container", task=task, s=int(ended.up_s))
 
     async def _collect(self, task: bytes, spec: JobSpec, request: ContainerRequest, ended: Ended) -> ContainerNote:
@@ -658,7 +685,8 @@ class Containers:
 
 def supply_of(state: Reader, inputs: Inputs, task: bytes) -> Supply:
     """Return where the blobs of a task come from."""
-    return Supply(partial(inputs.peers, load_task(state, task).requester), tries=FETCH_TRIES)
+    requester = load_task(state, task).requester
+    return Supply(lambda: inputs.peers(requester, *inputs.keepers(task)), tries=FETCH_TRIES)
 
 
 def containers_of(

@@ -24,6 +24,7 @@ from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
 from node.market.challenges import Challenges
+from node.market.container_copies import ContainerCopies
 from node.market.containers import Containers, containers_of
 from node.market.disputes import Disputes, NothingToSay, games_of
 from node.market.false_outputs import FalseOutputs
@@ -32,7 +33,6 @@ from node.market.keeper import Keeper
 from node.market.key_files import KeyFiles
 from node.market.key_shares import KeyShares
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate, stays_until
-from node.market.own_checkpoints import OwnCheckpoints
 from node.market.own_inputs import OwnInputs
 from node.market.promises import Promises
 from node.market.tampering import is_reported
@@ -160,7 +160,10 @@ class DutyService:
         self._own_inputs.tidy()  # before a byte of another blob can push them out
         self._inputs = inputs = Inputs(network, wallet.address)
         inputs.keys = keys
-        self._own_checkpoints = OwnCheckpoints(ledger.store, blobs, inputs, lambda: self._own_inputs.open_tasks)
+        self._own_copies = ContainerCopies(
+            ledger.store, blobs, inputs, lambda: self._own_inputs.open_tasks, lambda: ledger.head().steady_ms,
+            purpose="own checkpoint",
+        )  # fmt: skip
         inputs.custodians = partial(input_holders, ledger.store)
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
@@ -388,8 +391,9 @@ class DutyService:
             self._start(nursery, name, self._keeper.perform, kept)
         self._keeper.tidy()
         self._own_inputs.tidy()
-        for wanted in self._own_checkpoints.look():
-            self._start(nursery, ("checkpoint", wanted.task), self._own_checkpoints.fetch, wanted)
+        for copies in (self._own_copies, self.shares.copies):
+            for wanted in copies.look():
+                self._start(nursery, ("copy", wanted.task, wanted.blob), copies.fetch, wanted)
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)

@@ -199,6 +199,8 @@ class Inputs:
         """Keys of private tasks; without them such a task has no readable blob here."""
         self.custodians: Callable[[bytes], Sequence[bytes]] = lambda _task: ()
         """Machines that have signed for the data set of a task."""
+        self.keepers: Callable[[bytes], Sequence[bytes]] = lambda _task: ()
+        """Machines that may keep a container for a requester who is away (R128)."""
         self._datasets = _Held(DATASETS_HELD_MAX)
         self._models = _Held(MODELS_HELD_MAX)
         self._checked: dict[_Place, None] = {}

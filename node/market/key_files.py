@@ -21,7 +21,7 @@ from state.primitives.hashing import digest
 __all__ = ["KeyFiles", "TooManyKeys"]
 
 FILES_MAX: Final = 4_096
-FILE_BYTES_MAX: Final = 4_096
+FILE_BYTES_MAX: Final = 12_288
 _NONCE_BYTES: Final = 12
 _NAME: Final = re.compile(r"([0-9a-f]{64})\.(key|share)")
 

@@ -4,18 +4,22 @@ The requester's node hands a share to each of some machines, with the hashes of 
 machine also keeps the encrypted data set where no custodians do, so that a worker finds both. It gives its share
 to the worker that the chain has assigned, and to nobody else. Who holds shares is not on chain: machines are asked
 in an order that follows from the task.
+
+Of a container a machine holds a share of the key of each run, and keeps copies of what its machines make
+(R128). A container without a key is kept in the same way, without a share.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
+from node.market.container_copies import KEPT_MS, ContainerCopies
 from node.market.inputs import Inputs, Supply
 from node.market.key_files import KeyFiles
 from node.market.task_keys import (
@@ -49,6 +53,7 @@ from tasks.custody.shares import (
 from tasks.custody.wraps import public_key_of, unwrap_share, wrap_share
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.errors import TaskUnknown
+from tasks.kinds.container import RETRIES_MAX
 from tasks.ledger.custody_queries import input_holders
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.records import load_spec, load_task
@@ -71,7 +76,9 @@ _log = structlog.get_logger("keys")
 METHOD_KEEP_SHARE: Final = "keep share"
 METHOD_SHARE: Final = "task share"
 PIN: Final = "share"
-KEEP_BYTES_MAX: Final = 4_096
+KEEP_BYTES_MAX: Final = 8_192
+SHARES_MAX: Final = RETRIES_MAX + 1
+"""Shares of one task at a machine: one for each run of a container whose checkpoints are sealed."""
 MACHINES_ASKED_MAX: Final = 64
 """Machines that are asked for a share, or to keep one, of those with role storage."""
 AT_ONCE_MAX: Final = 16
@@ -80,6 +87,8 @@ FETCH_S: Final = 20.0
 KEEP_S: Final = 28.0
 KEEP_TRIES_MAX: Final = 30
 KEEP_PAUSE_S: Final = 1.0
+KEEPERS_ASKED_MAX: Final = 16
+"""Machines of those that may keep a container that are asked for a blob of it."""
 
 
 class SharePending(DekubeError):
@@ -129,19 +138,31 @@ def _share_from_value(value: list[Value]) -> Share:
     raise DecodeError("[holder, value, salt] expected")
 
 
-def encode_kept(book: ShareBook, share: Share) -> bytes:
-    """Return a request to keep a share, which is also its file."""
-    return encode([book.task, _book_value(book), [*share]])
+def encode_kept(task: bytes, kept: Sequence[tuple[ShareBook, Share]]) -> bytes:
+    """Return a request to keep shares of a task, one for the key of each run; it is also their file.
+
+    Without shares it asks to keep a container that has no key.
+    """
+    parts: list[Value] = [task]
+    for book, share in kept:
+        parts += [_book_value(book), [*share]]
+    return encode(parts)
 
 
-def decode_kept(data: bytes) -> tuple[ShareBook, Share]:
-    """Return book and share of a request to keep them, or of a file. Raises DecodeError, SharesInvalid."""
+def decode_kept(data: bytes) -> tuple[bytes, tuple[tuple[ShareBook, Share], ...]]:
+    """Return the task of such a request, or of a file, and its shares. Raises DecodeError, SharesInvalid."""
     match decode(data, limit_bytes=KEEP_BYTES_MAX):
-        case [bytes(task), list(book), list(share)] if len(task) == HASH_BYTES:
-            found, part = _book_from_value(task, book), _share_from_value(share)
-            check_share(task, found.hashes, part)
-            return found, part
-    raise DecodeError("[task, book, share] expected")
+        case [bytes(task), *parts] if len(task) == HASH_BYTES and len(parts) in range(0, 2 * SHARES_MAX + 1, 2):
+            return task, tuple(_kept_pair(task, *parts[at : at + 2]) for at in range(0, len(parts), 2))
+    raise DecodeError("[task, book, share, ...] expected")
+
+
+def _kept_pair(task: bytes, book: Value, share: Value) -> tuple[ShareBook, Share]:
+    if not isinstance(book, list) or not isinstance(share, list):
+        raise DecodeError("[task, book, share, ...] expected")
+    found, part = _book_from_value(task, book), _share_from_value(share)
+    check_share(task, found.hashes, part)
+    return found, part
 
 
 def decode_share(task: bytes, answer: bytes) -> tuple[ShareBook, bytes]:
@@ -166,7 +187,16 @@ class KeyShares:
         self._ledger, self._network, self._wallet, self._keys = ledger, network, wallet, keys
         self._inputs, self._blobs, self._files, self._room = inputs, blobs, files, room
         self._pinned: set[bytes] = set()
+        self._containers: frozenset[bytes] = frozenset()
+        """Containers that this machine keeps, ..."""
+        self._emptied: set[bytes] = set()
+        """... and those that have ended, whose shares are gone."""
+        self.copies = ContainerCopies(
+            ledger.store, blobs, inputs, lambda: self._containers, lambda: ledger.head().steady_ms,
+            purpose="kept container", room=room,
+        )  # fmt: skip
         keys.collect = self.collect
+        inputs.keepers = lambda task: self._machines(task)[:KEEPERS_ASKED_MAX]
 
     def serve(self) -> None:
         """Answer requests from now on; called once for a network."""
@@ -175,64 +205,79 @@ class KeyShares:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of data sets that this machine keeps with shares."""
-        manifests = [self._blobs.manifest(name) for name in self._pinned]
+        """Bytes that this machine keeps with shares: data sets, and what belongs to containers."""
+        manifests = [self._blobs.manifest(name) for name in self._pinned | self.copies.pinned]
         return sum(manifest.size_bytes for manifest in manifests if manifest is not None)
 
     def tidy(self) -> None:
-        """Keep data sets of tasks with a share here from being evicted; forget those of tasks that have ended."""
-        wanted = set[bytes]()
+        """Keep blobs of tasks with a share here from being evicted; forget those of tasks that have ended."""
+        wanted, containers = set[bytes](), set[bytes]()
         for task in self._files.tasks():
             try:
-                if load_task(self._ledger.store, task).phase not in ENDED:
-                    if not input_holders(self._ledger.store, task):
-                        wanted.update(name for name, _ in self._blobs_of(task))
-                    continue
+                record = load_task(self._ledger.store, task)
             except TaskUnknown:
-                pass
-            self._files.remove(task)
+                self._files.remove(task)
+                continue
+            if record.phase not in ENDED:
+                containers |= {task} if record.is_metered else set()
+                if not input_holders(self._ledger.store, task):
+                    wanted.update(name for name, _ in self._blobs_of(task))
+            elif record.is_metered and self._ledger.head().steady_ms < record.changed_ms + KEPT_MS:
+                containers.add(task)
+                self._drop_shares(task)
+            else:
+                self._files.remove(task)
         for name in wanted - self._pinned:
             self._blobs.pin(name, PIN)
         for name in self._pinned - wanted:
             self._blobs.unpin(name, PIN)
-        self._pinned = wanted
+        self._pinned, self._containers = wanted, frozenset(containers)
+        self._emptied &= containers
+
+    def _drop_shares(self, task: bytes) -> None:
+        """Keep of a container that has ended that it is kept, and no share of its key."""
+        if task not in self._emptied:
+            self._files.put(task, encode_kept(task, ()))
+            self._emptied.add(task)
 
     # As a requester
 
     async def share_out(self, task: bytes, threshold: int, holders: int) -> list[bytes]:
         """Divide the key of an own task, and hand each share to a machine; return those that keep one.
 
-        Raises KeysMissing, SharesInvalid; and KeysMissing where fewer machines than ``holders`` keep a share.
+        A container without a key is kept by so many machines all the same. Raises SharesInvalid; and KeysMissing,
+        also where fewer machines than ``holders`` keep a share.
         """
-        key = await trio.to_thread.run_sync(self._keys.task_key, task)
-        if key is None:
-            raise KeysMissing("the task is not private, or not of this node's account")
+        record = load_task(self._ledger.store, task)
+        has_key = not record.is_metered or self._keys.is_private(task)
+        keys = await trio.to_thread.run_sync(self._keys.run_keys, task) if has_key else []
         if not 1 <= threshold <= holders <= HOLDERS_MAX:
             raise SharesInvalid(f"1 to {HOLDERS_MAX} holders, and no more needed than there are")
-        shares = split_key(
-            key, threshold, holders, secrets.token_bytes(split_randomness_bytes(threshold, holders))
-        )
-        book = ShareBook(task, threshold, tuple(share_hash(task, share) for share in shares), b"")
-        book = book._replace(signature=self._wallet.sign_digest(book.digest))
+        of_holder: list[list[tuple[ShareBook, Share]]] = [[] for _ in range(holders)]
+        for key in keys:
+            shares = split_key(
+                key, threshold, holders, secrets.token_bytes(split_randomness_bytes(threshold, holders))
+            )
+            book = ShareBook(task, threshold, tuple(share_hash(task, share) for share in shares), b"")
+            book = book._replace(signature=self._wallet.sign_digest(book.digest))
+            for held, share in zip(of_holder, shares, strict=True):
+                held.append((book, share))
         machines, kept = iter(self._machines(task)), dict[int, bytes]()
         async with trio.open_nursery() as nursery:
-            for share in shares:
-                nursery.start_soon(self._place, book, share, machines, kept)
+            for number, held in enumerate(of_holder):
+                nursery.start_soon(self._place, number, encode_kept(task, held), machines, kept)
         if len(kept) < holders:
             raise KeysMissing(f"{len(kept)} machines with role storage keep a share, {holders} are wanted")
         _log.info("the key of a task was shared", task=task, holders=holders, threshold=threshold)
         return [kept[number] for number in sorted(kept)]
 
-    async def _place(
-        self, book: ShareBook, share: Share, machines: Iterator[bytes], kept: dict[int, bytes]
-    ) -> None:
-        """Hand a share to the first machine that keeps it."""
-        body = encode_kept(book, share)
+    async def _place(self, number: int, body: bytes, machines: Iterator[bytes], kept: dict[int, bytes]) -> None:
+        """Hand what holder ``number`` keeps to the first machine that takes it."""
         for machine in machines:
             for _ in range(KEEP_TRIES_MAX):
                 try:
                     await self._network.request(machine, METHOD_KEEP_SHARE, body, timeout_s=KEEP_S)
-                    kept[share.holder] = machine
+                    kept[number] = machine
                     return
                 except DekubeError as error:
                     if SharePending.code not in str(error):
@@ -249,17 +294,22 @@ class KeyShares:
 
     async def _serve_keep(self, peer: bytes, body: bytes) -> bytes:
         self._keys.check_asker(peer)
-        book, _ = decode_kept(body)
-        task, store = book.task, self._ledger.store
+        task, kept = decode_kept(body)
+        store = self._ledger.store
         try:
             record = load_task(store, task)
         except TaskUnknown:  # this node may be a block behind
             raise SharePending("the task is not on this chain yet") from None
         if self._room is None or record.requester != peer or record.phase in ENDED:
             raise NotEntitled("this machine keeps no share of this task for the asker")
-        book.check(peer)
-        if not self._keys.is_private(task):
+        for book, _ in kept:
+            book.check(peer)
+        if not record.is_metered and not self._keys.is_private(task):
             raise SharePending("the task has no keys yet")
+        if len(kept) != self._keys.keys_of(task):
+            raise SharesInvalid(
+                f"{self._keys.keys_of(task)} shares of the task are kept, one for each of its keys"
+            )
         if not input_holders(store, task):
             for name, limit_bytes in self._blobs_of(task):
                 await self._have_input(name, limit_bytes, peer)
@@ -293,7 +343,10 @@ class KeyShares:
         data = await trio.to_thread.run_sync(self._files.get, task)
         if data is None:
             raise KeysMissing("no share of the task is here")
-        book, share = decode_kept(data)
+        _, kept = decode_kept(data)
+        if not kept:
+            raise KeysMissing("no share of the task is here")
+        book, share = kept[self._keys.run(task)]
         _log.info("a share of a key was handed to its worker", task=task, worker=peer)
         return encode([_book_value(book), wrap_share(share, public, task=task, worker=peer)])
 

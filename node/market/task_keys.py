@@ -23,7 +23,7 @@ from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.token_bucket import RateLimiter
 from tasks.custody.chunks import BlobCommitment
-from tasks.custody.container_keys import check_container_key, container_key
+from tasks.custody.container_keys import check_container_key, container_key, earlier_key
 from tasks.custody.errors import KeyInvalid
 from tasks.custody.keys import (
     KeyCommitments,
@@ -47,7 +47,8 @@ from tasks.custody.wraps import (
     wrap_task_key,
 )
 from tasks.errors import TaskUnknown
-from tasks.kinds.container import SealTerms
+from tasks.kinds.container import ContainerPart
+from tasks.ledger.checkpoint_records import load_checkpoints
 from tasks.ledger.custody_records import Terms, find_terms
 from tasks.ledger.group_records import key_spec
 from tasks.ledger.lifecycle import ENDED, Phase
@@ -65,6 +66,7 @@ __all__ = [
     "decode_key_question",
     "decode_window_keys",
     "is_assigned",
+    "runs_begun",
 ]
 
 _log = structlog.get_logger("keys")
@@ -172,29 +174,63 @@ class TaskKeys:
             return None
         return terms
 
-    def seal(self, task: bytes) -> SealTerms | None:
-        """Return what a container says of its key, None for any other task (market.md R98)."""
+    def sealed(self, task: bytes) -> ContainerPart | None:
+        """Return a container that has a key, None for any other task (market.md R98)."""
         store = self._ledger.store
-        return container_of(load_spec(store, task)).sealed if load_task(store, task).is_metered else None
+        if not load_task(store, task).is_metered:
+            return None
+        part = container_of(load_spec(store, task))
+        return None if part.sealed is None else part
+
+    def run(self, task: bytes) -> int:
+        """Return which run of a sealed container its machine has, or the next one: its key is that of this run.
+
+        A container without sealed checkpoints has one key for all.
+        """
+        part = self.sealed(task)
+        return 0 if part is None else min(runs_begun(self._ledger, task), part.later_runs)
+
+    def keys_of(self, task: bytes) -> int:
+        """Return how many keys machines of a task get: one for each run of a sealed container, 0 without keys."""
+        part = self.sealed(task)
+        return 1 + part.later_runs if part is not None else int(self.terms(task) is not None)
 
     def is_private(self, task: bytes) -> bool:
         """Whether a task has a key."""
-        return self.terms(task) is not None or self.seal(task) is not None
+        return self.terms(task) is not None or self.sealed(task) is not None
 
     def task_key(self, task: bytes) -> bytes | None:
-        """Return the key of a private task if this node has it: as its requester or as its worker. Blocking."""
-        seal = self.seal(task)
-        if seal is not None:
-            return self._container_key(task, seal)
+        """Return the key of a private task if this node has it: as its requester or as its worker. Blocking.
+
+        That of a container is the key of its present run.
+        """
+        part = self.sealed(task)
+        if part is not None:
+            return self._container_key(task, part)
         held = self._hold(task)
         return None if held is None else held.task_key
 
-    def _container_key(self, task: bytes, seal: SealTerms) -> bytes | None:
-        is_own = load_task(self._ledger.store, task).requester == self._own
-        key = container_key(self._secret, seal.salt) if is_own else self._files.get(task)
+    def run_keys(self, task: bytes) -> list[bytes]:
+        """Return the keys that machines of an own task get, one after the other. Raises KeysMissing. Blocking."""
+        part, store = self.sealed(task), self._ledger.store
+        key = self.task_key(task)
+        if key is None or load_task(store, task).requester != self._own:
+            raise KeysMissing("the task is not private, or not of this node's account")
+        if part is None or part.sealed is None:
+            return [key]
+        last = container_key(self._secret, part.sealed.salt)
+        return [earlier_key(last, later) for later in range(part.later_runs, -1, -1)]
+
+    def _container_key(self, task: bytes, part: ContainerPart) -> bytes | None:
+        assert part.sealed is not None
+        run, is_own = self.run(task), load_task(self._ledger.store, task).requester == self._own
+        if is_own:
+            key: bytes | None = container_key(self._secret, part.sealed.salt, part.later_runs - run)
+        else:
+            key = self._files.get(task)
         try:
-            check_container_key(key or b"", seal)
-        except KeyInvalid:
+            check_container_key(key or b"", part.sealed, run)
+        except KeyInvalid:  # also the key of an earlier run, which this machine had
             return None
         return key
 
@@ -207,9 +243,9 @@ class TaskKeys:
 
     def check(self, task: bytes, task_key: bytes) -> KeyCommitments | None:
         """Return the keys of a task, None of a container. Raises KeyInvalid for another task's key. Blocking."""
-        seal = self.seal(task)
-        if seal is not None:
-            check_container_key(task_key, seal)
+        part = self.sealed(task)
+        if part is not None and part.sealed is not None:
+            check_container_key(task_key, part.sealed, self.run(task))
             return None
         terms = self.terms(task)
         if terms is None:
@@ -394,6 +430,13 @@ class TaskKeys:
 def _names(terms: Terms, window: int) -> list[KeyName]:
     """Return the keys that a check of a window reads: those of all inputs, and its own."""
     return [*(input_key_name(number) for number in range(terms.inputs)), window_key_name(window)]
+
+
+def runs_begun(ledger: NodeLedger, task: bytes) -> int:
+    """Return how many machines have started a container before the one that has it now, or gets it next."""
+    found = load_checkpoints(ledger.store, task)
+    started = found.gone + len(found.runs)
+    return started - (load_task(ledger.store, task).phase == Phase.RUNNING)
 
 
 def is_assigned(ledger: NodeLedger, task: bytes, machine: bytes) -> bool:

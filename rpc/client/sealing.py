@@ -62,7 +62,8 @@ def seal_contents(
     Each call gives another key: what a machine has read of one task opens nothing of another.
     """
     salt = secrets.token_bytes(SALT_BYTES)
-    task_key = container_key(key.secret, salt)
+    later = part.later_runs  # ``with_placeholders`` has said what is sealed
+    task_key = container_key(key.secret, salt, later)
     contents, mounts = list(blobs), list(part.storage.mounts)
     if sealing.is_private:
         for number, (content, mount) in enumerate(zip(blobs, mounts, strict=True)):
@@ -73,7 +74,9 @@ def seal_contents(
         sealed = seal_secrets(task_key, secrets.token_bytes(SALT_BYTES), sealing.secrets)
         contents.append(written(lambda file: file.write(sealed)))
         blob, size_bytes = contents[-1].blob, len(sealed)
-    terms = seal_terms(key.secret, salt, is_private=sealing.is_private, blob=blob, size_bytes=size_bytes)
+    terms = seal_terms(
+        key.secret, salt, is_private=sealing.is_private, blob=blob, size_bytes=size_bytes, later=later
+    )  # fmt: skip
     return part._replace(storage=part.storage._replace(mounts=tuple(mounts)), sealed=terms), tuple(contents)
 
 
@@ -94,9 +97,11 @@ def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
-def is_own(terms: SealTerms, key: SecretKey) -> bool:
+def is_own(part: ContainerPart, key: SecretKey) -> bool:
     """Tell whether the task of a sealed container is an account's."""
-    return container_key_hash(container_key(key.secret, terms.salt)) == terms.key_hash
+    assert part.sealed is not None
+    first = container_key(key.secret, part.sealed.salt, part.later_runs)
+    return container_key_hash(first) == part.sealed.key_hash
 
 
 def open_results(
@@ -111,7 +116,7 @@ def open_results(
     assert part.sealed is not None
     if key is None:
         raise NoResult("the container is private: the key of its requester's account opens what it left")
-    if not is_own(part.sealed, key):
+    if not is_own(part, key):
         raise NoResult("the container is private, and this account is not its requester's")
     return _opened(part.sealed, key, sealed, task, what)
 

@@ -304,6 +304,14 @@ class ContainerPart(NamedTuple):
         return self.sealed is not None and bool(self.sealed.is_private)
 
     @property
+    def later_runs(self) -> int:
+        """How many runs of other machines may follow on the first one, each with a key of its own (R127).
+
+        Without a checkpoint that is sealed no machine reads what another one made: one key is for all.
+        """
+        return self.metering.retries if self.is_private and self.checkpoint is not None else 0
+
+    @property
     def blobs(self) -> tuple[tuple[bytes, int], ...]:
         """Name and most bytes of each blob that its machine fetches: of the mounts, and of the sealed secrets."""
         mounts = tuple((mount.blob, mount.size_bytes) for mount in self.storage.mounts)
@@ -405,8 +413,6 @@ def _check_sealed(part: ContainerPart) -> None:
         raise _wrong("storage.mounts", "all sealed in a private container, none in another one")
     if part.sealed is None:
         return
-    if part.is_private and part.checkpoint is not None:
-        raise _wrong("checkpoint", "a private container has none: it would lie open")
     if part.sealed.size_bytes not in (0, *SECRETS_SEALED_BYTES):
         raise _wrong("sealed.size_bytes", f"0 or one of {SECRETS_SEALED_BYTES} expected")
     if bool(part.sealed.size_bytes) != any(part.sealed.blob):

@@ -54,6 +54,7 @@ EXEMPT = {
     "tasks.executor.containers.kubernetes.data_path:_read_archive": "counts bytes for ``pack_outputs``, a target",
     "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "node.market.container_checkpoints:ContainerCheckpoints._open": OF_A_TARGET,
+    "node.market.container_seals:RunKey.open": OF_A_TARGET,
     "tasks.executor.containers.kubernetes.access:_pem": OF_A_TARGET,
     "tasks.executor.containers.answers:error_text": "the text of an error of an engine, whatever it is; cut",
     "tasks.executor.containers.answers:answer_json": OF_A_TARGET,

@@ -140,7 +140,9 @@ class ContainerDisk:
                 _run("umount", "-l", str(self.root))
 
     def wipe(self) -> bool:
-        """Overwrite what was written of disk and inputs, then remove them; False where not all was overwritten.
+        """Overwrite what was written of disk, inputs and a checkpoint to restore, then remove them.
+
+        Returns False where not all was overwritten.
 
         Zeros go to the blocks that the file system has for them: what a drive or a file system that copies keeps
         elsewhere is out of reach. It is given up after WIPE_S.
@@ -150,7 +152,9 @@ class ContainerDisk:
         self.forget_secrets()
         self.unmount()
         deadline = time.monotonic() + WIPE_S
-        files = [self._file, *sorted((self.folder / "inputs").rglob("*")), *sorted(self.folder.glob("*.tar"))]
+        files = [self._file, *sorted(self.folder.glob("*.tar"))]
+        for name in ("inputs", RESTORED):
+            files += sorted((self.folder / name).rglob("*"))
         left = 0
         for path in files:
             if path.is_file() and not path.is_symlink():

@@ -27,7 +27,7 @@ from rpc.protocol.task_views import (
 )
 from state.primitives.codec import encode
 from tasks.custody.container_keys import LOG as LOG_RESULT
-from tasks.custody.container_keys import open_result, seal_terms
+from tasks.custody.container_keys import earlier_key, open_checkpoint, open_result, seal_checkpoint, seal_terms
 from tasks.custody.errors import SecretsInvalid, StreamInvalid, WrapInvalid
 from tasks.custody.secrets import ContainerSecrets, decode_secrets, encode_secrets
 from tasks.custody.streams import open_stream, seal_stream
@@ -140,6 +140,14 @@ def targets() -> Iterator[tuple[str, Target]]:
         (SEALED_LOG,),
         ("tasks.custody.container_keys:open_result", "tasks.custody.wraps:unwrap_result_key"),
         (StreamInvalid, WrapInvalid), cost=4,
+    )  # fmt: skip
+    yield "a sealed checkpoint", Target(
+        lambda data: b"".join(open_checkpoint(STREAM_KEY, 2, [data])),
+        tuple(
+            b"".join(seal_checkpoint(earlier_key(STREAM_KEY, 2 - run), run, b"s" * 32, [b"state" * 9]))
+            for run in (0, 2)
+        ),
+        ("tasks.custody.container_keys:open_checkpoint",), (StreamInvalid,),
     )  # fmt: skip
     yield "a log with secrets", Target(
         lambda data: masked((b"secret-value", b"another secret"), data), (b"a secret-value, a bm90aGVyIHNlY3Jl",),

@@ -227,9 +227,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         "share to keep",
         Target(
             canonical(decode_kept, lambda kept: encode_kept(*kept)),
-            (encode_kept(book, share),),
+            (encode_kept(b"t" * 32, [(book, share)] * 2), encode_kept(b"t" * 32, ())),
             (
                 "node.market.key_shares:decode_kept",
+                "node.market.key_shares:_kept_pair",
                 "node.market.key_shares:_book_from_value",
                 "node.market.key_shares:_share_from_value",
             ),

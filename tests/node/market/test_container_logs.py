@@ -11,7 +11,7 @@ from node.market.gpu_use import gpu_use, parse_gpu_use
 from tasks.executor.containers.docker import DockerBackend, DockerOptions
 from tasks.executor.containers.log_entries import LogEntry, LogPart, LogPlace, select_entries
 
-TASK = b"\x01" * 32
+TASK, SECRETIVE = b"\x01" * 32, b"\x02" * 32
 ENTRIES = tuple(LogEntry(at, 1, text) for at, text in enumerate((b"a tok", b"en b\n", b"c\n"), 1))
 
 
@@ -36,7 +36,7 @@ def hide(entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
 
 def logs_of(folder: Path) -> tuple[LoggingBackend, ContainerLogs]:
     backend = LoggingBackend(DockerOptions(), b"\x0d" * 20, folder)
-    return backend, ContainerLogs(backend, folder / "logs")
+    return backend, ContainerLogs(backend, folder / "logs", lambda task: task == SECRETIVE)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -50,6 +50,21 @@ async def test_a_mask_hides_what_lies_over_two_parts(tmp_path: Path, is_kept: bo
         part = await logs.read(TASK, place, 1)  # an entry for each part
         got, place, more = got + b"".join(entry.text for entry in part.entries), part.place, part.has_more
     assert got == b"a ***** b\nc\n"
+
+
+async def test_n57_no_log_with_secrets_is_shown_while_its_mask_is_not_here(tmp_path: Path) -> None:
+    """N57: a node that has restarted has not opened the secrets yet, or has forgotten them after a failure."""
+    _, logs = logs_of(tmp_path)
+    assert (await logs.read(TASK, LogPlace(), 1 << 20)).entries == ENTRIES
+    part = await logs.read(SECRETIVE, LogPlace(), 1 << 20)
+    assert (part.entries, part.place) == ((), LogPlace())
+    logs.masks[SECRETIVE] = hide
+    masked = (await logs.read(SECRETIVE, part.place, 1 << 20)).entries
+    assert b"".join(entry.text for entry in masked) == b"a ***** b\nc\n"
+    del logs.masks[SECRETIVE]
+    assert (await logs.read(SECRETIVE, LogPlace(), 1 << 20)).entries == ()
+    await logs.keep(SECRETIVE)  # nothing is kept of it either
+    assert (await logs.read(SECRETIVE, LogPlace(), 1 << 20)).entries == ()
 
 
 async def test_a_reader_goes_on_after_the_end_until_the_task_is_forgotten(tmp_path: Path) -> None:

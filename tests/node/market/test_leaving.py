@@ -220,7 +220,7 @@ def test_notes_keep_checkpoints_for_a_day(tmp_path: Path) -> None:
     backend = DockerBackend(EngineOptions(), b"n" * 20, tmp_path / "engine")
 
     def made() -> ContainerCheckpoints:
-        return ContainerCheckpoints(None, None, None, blobs, backend, tmp_path / "notes")  # type: ignore[arg-type]
+        return ContainerCheckpoints(None, None, None, blobs, backend, tmp_path / "notes", None)  # type: ignore[arg-type]
 
     notes = made()
     notes._put(b"\1" * 32, CheckpointNote(1_000, False, (second, first)))

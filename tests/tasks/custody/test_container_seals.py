@@ -10,11 +10,16 @@ from tasks.custody.container_keys import (
     LOG,
     OUTPUT,
     check_container_key,
+    checkpoint_plain_size,
+    checkpoint_size,
     container_key,
+    earlier_key,
     mount_key,
+    open_checkpoint,
     open_result,
     result_plain_size,
     result_size,
+    seal_checkpoint,
     seal_result,
     seal_terms,
     secrets_key,
@@ -88,6 +93,35 @@ def test_a_key_belongs_to_one_account_and_one_salt() -> None:
         with pytest.raises(KeyInvalid):
             check_container_key(wrong, PRIVATE)
     assert len({mount_key(key, 0), mount_key(key, 1), secrets_key(key), key}) == 4
+
+
+@given(st.integers(0, 8), st.data())
+def test_n58_the_key_of_a_run_opens_what_it_and_earlier_runs_made_and_nothing_later(
+    later: int, data: st.DataObject
+) -> None:
+    """N58: a machine that has left keeps its key, and fetches the checkpoints of those that came after it."""
+    terms = seal_terms(SECRET, SALT, is_private=True, blob=bytes(32), size_bytes=0, later=later)
+    keys = [container_key(SECRET, SALT, later - run) for run in range(later + 1)]
+    for run, key in enumerate(keys):
+        check_container_key(key, terms, run)
+        assert earlier_key(key, run) == keys[0]
+        for other in range(later + 1):
+            if other != run:
+                with pytest.raises(KeyInvalid):
+                    check_container_key(key, terms, other)
+    made, held = (data.draw(st.integers(0, later)) for _ in range(2))
+    sealed = b"".join(seal_checkpoint(keys[made], made, SALT, [b"state"]))
+    assert len(sealed) == checkpoint_size(5) and checkpoint_plain_size(len(sealed)) == 5
+    if made <= held:
+        assert b"".join(open_checkpoint(keys[held], held, [sealed[:1], sealed[1:]])) == b"state"
+        return
+    for claimed in (held, made):  # also where the old machine says that its key is a later one
+        with pytest.raises(StreamInvalid):
+            list(open_checkpoint(keys[held], claimed, [sealed]))
+    with pytest.raises(StreamInvalid):  # or that the checkpoint is of its own run
+        list(open_checkpoint(keys[held], held, [bytes([held]) + sealed[1:]]))
+    with pytest.raises(StreamInvalid):
+        list(open_checkpoint(keys[held], held, []))
 
 
 def test_a_result_opens_for_its_requester_alone() -> None:
