@@ -44,7 +44,6 @@ from tasks.kinds.folders import unpack
 
 __all__ = [
     "ContainerSeals", "RunKey", "checkpoint_limit", "log_limit", "masked_entries", "output_limit", "put_mount",
-    "remove_packed",
 ]  # fmt: skip
 
 _log = structlog.get_logger("containers")
@@ -236,11 +235,3 @@ def put_mount(source: Path, place: Path, mount: Mount, key: bytes | None) -> Non
         if key is not None:
             packed.unlink(missing_ok=True)
     place.chmod(0o755)
-
-
-def remove_packed(folder: Path, needed: frozenset[bytes]) -> None:
-    """Remove packed outputs and checkpoints that a killed node has left: those of private tasks are plain."""
-    names = {task.hex()[:32] for task in needed}
-    for path in (*folder.glob("*.tar*"), *folder.glob("*.checkpoint*")):
-        if path.is_file() and path.name.partition(".")[0] not in names:
-            path.unlink(missing_ok=True)

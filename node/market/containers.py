@@ -25,6 +25,7 @@ from node.market.container_attendance import Attendance
 from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_files import ContainerFiles, ContainerNote
+from node.market.container_leftovers import has_secrets, remove_container, remove_packed, wipe_private
 from node.market.container_live import Live
 from node.market.container_logs import ContainerLogs
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
@@ -34,7 +35,6 @@ from node.market.container_seals import (
     masked_entries,
     output_limit,
     put_mount,
-    remove_packed,
 )
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
@@ -48,13 +48,12 @@ from state.primitives.hashing import HASH_BYTES, digest
 from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
-from tasks.errors import TaskUnknown
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
 from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
 from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import METER_PROGRESS, ContainerPart, ExitKind
+from tasks.kinds.container import METER_PROGRESS, ExitKind
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -121,7 +120,7 @@ class Containers:
         self._folder = data_dir
         self._files = ContainerFiles(data_dir / "notes", blobs)
         self._guard = Guard(ledger, wallet, backend, data_dir / "tampered", policy or Policy())
-        self.logs = ContainerLogs(backend, data_dir / "logs", self._has_secrets)
+        self.logs = ContainerLogs(backend, data_dir / "logs", partial(has_secrets, ledger.store))
         self._lives: dict[bytes, Live] = {}
         self._attendances: dict[bytes, Attendance] = {}
         self._idle: set[bytes] = set()
@@ -208,7 +207,7 @@ class Containers:
         """Remove containers, disks and records of tasks that ask nothing of this machine."""
         reported = frozenset(await trio.to_thread.run_sync(self._guard.waiting))  # these are to be wiped
         needed = frozenset(self._duties()) | self._at_work | reported
-        await self._wipe_private(needed)
+        await wipe_private(self._backend, self._ledger.store, self._files.tasks() - needed)
         if removed := await self._backend.sweep(needed):
             _log.info("containers without a task were removed", containers=removed)
         now_ms = self._ledger.head().steady_ms
@@ -217,23 +216,6 @@ class Containers:
         await self._guard.report_all()
         await trio.to_thread.run_sync(self.logs.tidy, lambda task: self._files.get(task) is not None)
         await trio.to_thread.run_sync(remove_packed, self._folder, needed)
-
-    async def _wipe_private(self, needed: frozenset[bytes]) -> None:
-        """Wipe private containers that a node which went down has left; others are removed."""
-        for task in self._files.tasks() - needed:
-            part = self._part_of(task)
-            if part is not None and part.is_private and self._backend.folder(task).exists():
-                await self._backend.wipe(task)
-
-    def _part_of(self, task: bytes) -> ContainerPart | None:
-        try:
-            return container_of(load_spec(self._ledger.store, task))
-        except TaskUnknown:  # of a state that never became final
-            return None
-
-    def _has_secrets(self, task: bytes) -> bool:
-        part = self._part_of(task)
-        return part is None or (part.sealed is not None and bool(part.sealed.size_bytes))
 
     async def work(self, task: bytes) -> None:
         """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
@@ -331,7 +313,7 @@ class Containers:
         """Remove what is here of a task that this machine has left: the container, and what opens the task."""
         spec = load_spec(self._ledger.store, task)
         try:
-            await self._remove(task, spec)
+            await remove_container(self._backend, task, container_of(spec))
         except (DekubeError, OSError):  # ``tidy`` removes it
             self._left_over.set()
         await self._seals.forget(task, container_of(spec))
@@ -510,16 +492,8 @@ class Containers:
         known = await self._collect(task, spec, request, ended)
         if request.secrets and not container_of(spec).is_private:
             with suppress(DekubeError, OSError):  # at once: its secrets go with it; what fails is tried again
-                await self._remove(task, spec)
+                await remove_container(self._backend, task, container_of(spec))
         return known
-
-    async def _remove(self, task: bytes, spec: JobSpec) -> None:
-        """Remove a container, and its image if the login of this task has brought it; wipe a private one."""
-        part = container_of(spec)
-        if part.is_private:
-            await self._backend.wipe(task)
-        else:
-            await self._backend.remove(task)
 
     def _moving_s(self, task: bytes, spec: JobSpec, up_s: float) -> int:
         """Return the seconds that count: with the meter ``progress`` none beyond ``idle_s`` after a move."""

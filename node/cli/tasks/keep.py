@@ -25,6 +25,7 @@ from node.cli.tasks.custody import own_record
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out
 from node.cli.tasks.kept_input import KeptInput, commitment_of, input_price
+from node.cli.tasks.private import KeptContainer
 from node.cli.tasks.watch import say
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, put_digits_of
 from node.market.private_jobs import INPUTS, PrivateJob, make_private, put_private
@@ -39,8 +40,9 @@ from tasks.custody.chunks import BlobCommitment
 from tasks.custody.keys import public_key_root
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.builtin_datasets import make_dataset
+from tasks.kinds.container import ContainerPart, SealTerms
 from tasks.ledger.custody_records import INPUT_WINDOW
-from tasks.spec import JobSpec, decode_spec
+from tasks.spec import JobSpec, container_of, decode_spec
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
@@ -69,7 +71,7 @@ class _Job(NamedTuple):
 @click.option("--keep-input", "keeps_input", is_flag=True,
               help="Have drawn machines keep the data set. --holders implies it.")  # fmt: skip
 @click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
-              help="Of a private task: machines that keep shares of the key.")  # fmt: skip
+              help="Machines that keep shares of a private task's key, or a container.")  # fmt: skip
 @click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
               help="Shares that make the key. Default: more than half.")  # fmt: skip
 @yes_option
@@ -82,6 +84,9 @@ def keep(
 
     The command puts the data set into the node again. It asks for custody that is missing, and waits for
     receipts. With --holders it shares the key again. What stands already is not repeated.
+
+    Of a container the machines keep mounts, checkpoints and results. They keep shares of its key, if it has
+    one. With --file its mounts are brought again, unless they are sealed.
 
     \b
     Examples:
@@ -97,6 +102,11 @@ def keep(
         if record.has_ended:
             raise TransactionRefused(f"task {hexed(task_id)} has ended ({record.phase}); nothing was sent")
         raw = bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x"))
+        if decode_spec(raw).is_metered:
+            if keeps_input or dataset is not None:
+                raise click.UsageError("a container has no data set: --holders keep what it reads")
+            _keep_container(session, client, record, job_file, holders, threshold, as_json=as_json)
+            return
         made = None if job_file is None else _made_again(session, client, decode_spec(raw), job_file)
         job = _job_of(raw, key, dataset, made)
         control = check_node(session, key) if job.private is not None else None
@@ -114,6 +124,38 @@ def keep(
     if not as_json:
         answer["locked"] = show_amount(steps.locks)
     show_fields(answer, as_json=as_json)
+
+
+def _keep_container(
+    session: Session, client: Client, record: Task, file: Path | None, holders: int, threshold: int | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Bring the mounts of a container again, and have machines keep it. Raises ConfigError, UsageError."""
+    spec, key = decode_spec(bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x"))), session.key()
+    part = container_of(spec)
+    if file is None and not holders:
+        raise click.UsageError("nothing to do: --holders has machines keep the container, -f brings its mounts")
+    if file is not None:
+        if part.is_private:
+            raise ConfigError("sealed mounts cannot be made a second time: the node that posted the task has them")
+        found = read_job(file, session.home)
+        [request] = [found.request_of(member) for step in found.steps for member in step.members][:1]
+        made = make_job(
+            request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms
+        )
+        if not found.is_single or made.spec._replace(part=_with_seal(made.spec, part.sealed)) != spec:
+            raise ConfigError(f"{file}: the task was made of another job")
+        client.put_contents(blobs_of(made), control=session.control(), key=key)
+    answer: dict[str, Any] = {"task": hexed(record.id)}
+    if holders:
+        kept = KeptContainer(session, client, key, spec, holders, threshold)
+        answer |= kept.share(record.id)
+    show_fields(answer, as_json=as_json)
+
+
+def _with_seal(spec: JobSpec, sealed: SealTerms | None) -> ContainerPart:
+    """Return a container as one with these secrets: those of a file are sealed anew each time."""
+    return container_of(spec)._replace(sealed=sealed)
 
 
 class _Steps(NamedTuple):

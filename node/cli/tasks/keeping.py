@@ -183,15 +183,19 @@ def told_holders(client: Client, threshold: int, holders: int) -> str:
     )
 
 
-def share_out(control: Path, task: bytes, threshold: int, holders: int) -> list[str]:
-    """Have the node hand shares of a task's key to machines; return those that keep one."""
+def share_out(control: Path, task: bytes, threshold: int, holders: int, *, has_key: bool = True) -> list[str]:
+    """Have the node hand shares of a task's key to machines; return those that keep one.
+
+    They keep a container whether it has a key or not.
+    """
     try:
         found: Any = ask_node(
             control, "share_key", timeout_s=SHARE_TIMEOUT_S, task=task.hex(), threshold=threshold, holders=holders
         )
         machines = [format_address(bytes.fromhex(machine)) for machine in found["holders"]]
     except (ControlUnavailable, DekubeError) as error:
-        say(f"Note: the key was not shared ({error}). This node must run until the worker has the key.")
+        what = "the key was not shared" if has_key else "no machines keep it"
+        say(f"Note: {what} ({error}). This node must run until the worker has {'the key' if has_key else 'it'}.")
         return []
-    say(f"{len(machines)} machines keep a share of the key. You may go offline.")
+    say(f"{len(machines)} machines keep {'a share of the key' if has_key else 'it'}. You may go offline.")
     return machines

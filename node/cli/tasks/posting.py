@@ -35,11 +35,12 @@ from node.cli.tasks.group import (
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.keeping import CustodyAsk, plain_dataset
 from node.cli.tasks.private import (
+    KeptContainer,
     PrivateTask,
-    SealedTask,
     check_budget,
     container_readers,
     kept_input,
+    reading_machines,
     seat_terms,
     send_ask,
 )
@@ -315,8 +316,17 @@ def quote(
             "reported",
         )
         told = [{"code": code, "text": text} for code, text in objections]
+        readers = {"machines_reading": reading_machines(job)} if job.is_metered else {}
         group = {} if members == 1 else {"group": group_document(amounts, members, standing)}
-        show({**{name: amounts.document[name] for name in parts}, **group, "objections": told, "spec": spec})
+        show(
+            {
+                **{name: amounts.document[name] for name in parts},
+                **group,
+                **readers,
+                "objections": told,
+                "spec": spec,
+            }
+        )
         if objections:
             raise JobRefused(objections)
         return
@@ -379,12 +389,13 @@ def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
             "machines": f"{SEATS_FIRST} that agree are paid; if the first {SEATS_FIRST} differ, one more runs it",
             "to expect, at most": show_amount(SEATS_FIRST * each),
             "if no two agree": f"a quarter of the shortest time for each of {SEATS}, and there is no output",
+            "who reads": container_readers(job),
         }
     return {
         "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
         "all of it, at the price limit": show_amount(amounts.price),
         "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
-        "who reads": container_readers(container_of(job)),
+        "who reads": container_readers(job),
     }
 
 
@@ -489,7 +500,7 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @click.option("--dataset", type=PathName(), metavar="FILE",
               help="With --spec and --private or --keep-input: the plain data set.")  # fmt: skip
 @click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
-              help="With --private: machines that keep shares of the key, while you are offline.")  # fmt: skip
+              help="Machines that keep a container, or shares of a key, while you are away.")  # fmt: skip
 @click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
               help="Shares that make the key. Default: more than half.")  # fmt: skip
 @click.option("--members", default=1, show_default=True, type=WholeNumber(1, MEMBERS_MAX),
@@ -526,9 +537,9 @@ def create(
     A file may have an array or steps: then all its tasks are posted. If the command is interrupted, run it again.
 
     With --private the data set, the states and the outputs are encrypted. Of a container these are its mounts,
-    output and log. The node in --home hands the key to the worker. With --holders that many machines keep shares
-    of the key. Drawn machines keep the data set. Then it may be offline after this command. For a public task
-    --keep-input does the same.
+    checkpoints, output and log. The node in --home hands the key to the worker. With --holders that many
+    machines keep shares of the key. They keep what a container reads and makes, too. Drawn machines keep the
+    data set. Then your node may be offline after this command. For a public task --keep-input does the same.
 
     With --members N the job is done N times, each time with another seed. All N get machines at once, or none.
 
@@ -591,7 +602,7 @@ class _Order(NamedTuple):
     wanted: _Wanted
     is_kept: bool | None
     private: PrivateTask | None
-    sealed: SealedTask | None
+    sealed: KeptContainer | None
     plain: bytes | None
     standing: int
     locked: int
@@ -649,25 +660,30 @@ def _order(session: Session, client: Client, key: SecretKey, recipe: _Recipe, wa
 
 def _sealed(
     session: Session, client: Client, key: SecretKey, job: _Unposted, wanted: _Wanted
-) -> tuple[_Unposted, SealedTask | None]:
+) -> tuple[_Unposted, KeptContainer | None]:
     """Seal a container that asks for it. Raises ConfigError, UsageError."""
     made = job.made
     if not isinstance(made, ContainerJob):
         if container_of(decode_spec(job.raw)).sealed is not None or wanted.is_private:
             raise click.UsageError("mounts and secrets are sealed from the job's own file: give it with --file")
-        return job, None
+        return job, _kept(session, client, key, decode_spec(job.raw), wanted)
     if wanted.is_private and (made.sealing is None or not made.sealing.is_private):
         secrets = NO_SECRETS if made.sealing is None else made.sealing.secrets
         made = with_sealing(made, Sealing(is_private=True, secrets=secrets))
     if made.sealing is None:
-        if wanted.holders:
-            raise click.UsageError(
-                "--holders keep shares of a key, and this container has none: nothing is sealed"
-            )
-        return job, None
-    sealed = SealedTask(session, client, key, container_of(made.spec), wanted.holders, wanted.threshold)
+        return job, _kept(session, client, key, made.spec, wanted)
+    sealed = KeptContainer(session, client, key, made.spec, wanted.holders, wanted.threshold)
     made = seal_job(made, key)
     return job._replace(raw=encode_spec(made.spec), made=made), sealed
+
+
+def _kept(
+    session: Session, client: Client, key: SecretKey, spec: JobSpec, wanted: _Wanted
+) -> KeptContainer | None:  # fmt: skip
+    """Return who keeps a container of which nothing is sealed; None if nobody is asked to."""
+    if not wanted.holders:
+        return None
+    return KeptContainer(session, client, key, spec, wanted.holders, wanted.threshold)
 
 
 def _told_before(spec: JobSpec, locked: int, members: int) -> dict[str, str]:
@@ -723,6 +739,8 @@ def _post_one(session: Session, order: _Order, *, yes: bool) -> tuple[bytes, Rec
         ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
     if order.sealed is not None:
         order.what["read by"] = order.sealed.readers
+        if order.sealed.kept:
+            order.what["kept"] = order.sealed.kept
     if ask is not None:
         if order.wanted.keeps_data:
             ask.kept = kept_input(client, key, spec, private, order.plain or b"", quoted)

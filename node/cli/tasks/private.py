@@ -18,15 +18,16 @@ from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
-from tasks.kinds.container import ContainerPart
 from tasks.ledger.custody_transitions import ASK_CUSTODY, KEEP_INPUT
 from tasks.ledger.group_records import seat_task
+from tasks.ledger.quorum_records import SEATS, quorum_seat_task
 from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
-from tasks.spec import JobSpec
+from tasks.spec import JobSpec, container_of
 
 __all__ = [
-    "PrivateTask", "SealedTask", "check_budget", "container_readers", "kept_input", "seat_terms", "send_ask",
+    "KeptContainer", "PrivateTask", "check_budget", "container_readers", "kept_input", "reading_machines",
+    "seat_terms", "send_ask",
 ]  # fmt: skip
 
 
@@ -79,36 +80,55 @@ def kept_input(
     return KeptInput(client, key, commitment, input_price(quoted))
 
 
-class SealedTask:
-    """A sealed container that is being created: who reads it, and who keeps shares of its key.
+class KeptContainer:
+    """A container that is sealed, or that others are to keep: who reads it, and who keeps it.
 
     Raises ConfigError, BadParameter.
     """
 
     def __init__(
-        self, session: Session, client: Client, key: SecretKey, part: ContainerPart, holders: int,
-        threshold: int | None,
-    ) -> None:  # fmt: skip
+        self, session: Session, client: Client, key: SecretKey, spec: JobSpec, holders: int, threshold: int | None
+    ) -> None:
         self.control = check_node(session, key)
+        self._spec, self._has_key = spec, container_of(spec).sealed is not None
         self._holders, self._threshold = holders, _threshold_of(holders, threshold)
-        self.readers = f"{container_readers(part)}; {told_holders(client, self._threshold, holders)}"
+        self.readers = container_readers(spec)
+        if self._has_key:
+            self.readers += f"; {told_holders(client, self._threshold, holders)}"
+        self.kept = f"by {counted(holders, 'machine')}: mounts, checkpoints, output and log" if holders else ""
 
     def share(self, task: bytes) -> dict[str, list[str]]:
-        """Hand out the shares; return who keeps one."""
+        """Have machines keep it, with shares of its key; return who does. Those of a quorum keep all its seats."""
         if not self._holders:
             return {}
-        return {"holders": share_out(self.control, task, self._threshold, self._holders)}
+        seats = SEATS if self._spec.is_quorum else 1
+        kept = [
+            share_out(
+                self.control, quorum_seat_task(task, seat), self._threshold, self._holders, has_key=self._has_key
+            )
+            for seat in range(seats)
+        ]
+        return {"holders": kept[0]}
 
 
-def container_readers(part: ContainerPart) -> str:
+def reading_machines(spec: JobSpec) -> int:
+    """Return how many machines may run a container, one after the other or beside each other."""
+    return (SEATS if spec.is_quorum else 1) * (container_of(spec).metering.retries + 1)
+
+
+def container_readers(spec: JobSpec) -> str:
     """Return who can read what of a container, in words."""
-    machines = counted(part.metering.retries + 1, "machine")
-    who = f"the owner of the machine that runs it ({machines} at most, one after the other)"
+    part = container_of(spec)
+    machines = counted(reading_machines(spec), "machine")
+    who = f"the owners of the machines that run it ({machines} at most), and of a machine that declines it"
     if part.sealed is None:
-        return "everybody reads its command, mounts, output and log"
+        return "everybody reads its command, mounts, checkpoints, output and log"
     if not part.is_private:
-        return f"its secrets: {who}; everybody reads its command, mounts, output and log"
-    return f"mounts and secrets: {who}; output and log: that one and you; everybody reads its command"
+        return f"its secrets: {who}; everybody reads its command, mounts, checkpoints, output and log"
+    made = "output and log: the owner of the machine that makes them, and you; everybody reads its command"
+    if part.checkpoint is not None:
+        made = f"checkpoints: the owners of that machine and of later ones; {made}"
+    return f"mounts and secrets: {who}; {made}"
 
 
 def _threshold_of(holders: int, threshold: int | None) -> int:
