@@ -94,6 +94,8 @@ class Offer(NamedTuple):
     bond: int
     slots: int = 1
     operator: Account | None = None
+    until_ms: int = 0
+    """Until when it offers to stay with containers; 0: it may leave."""
 
 
 class Account:
@@ -142,7 +144,7 @@ class Actions:
             consent = offer.operator.key.sign(words)
         return NodeProfile(
             operator, offer.roles, (), 64, 64_000, 64, offer.price_per_tera_unit, offer.rate, offer.slots, 0, (),
-            "simulated", consent,
+            "simulated", consent, offer.until_ms,
         )  # fmt: skip
 
     def register(self, account: Account, offer: Offer) -> Action:

@@ -30,6 +30,7 @@ from tasks.dispute.shares import challenge_bond
 from tasks.errors import WindowUnknown
 from tasks.ledger import queries
 from tasks.ledger.check_fund import fund_balance
+from tasks.ledger.checkpoint_records import Checkpoints, load_checkpoints
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_queries import CustodyDuty, custody_duties
 from tasks.ledger.custody_records import CustodyRecord, DemandKind, find_custody, find_terms
@@ -46,8 +47,10 @@ from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load
 from tasks.ledger.group_records import group_id_of, is_spare, seat_task
 from tasks.ledger.groups import SEATS_PER_STEP, seats_budget
 from tasks.ledger.lifecycle import ENDED, Phase
+from tasks.ledger.meter_records import MeterRecord, load_meter
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
+from tasks.ledger.quorum_records import SEATS, QuorumRecord, find_quorum, quorum_seat_task
 from tasks.ledger.records import TaskRecord, WindowRecord, load_window
 from tasks.ledger.registry import NodeRecord, load_node, save_node, scan_nodes
 from tasks.ledger.settlement import delivery_fees, preparation_units
@@ -63,6 +66,7 @@ from tasks.ledger.transitions import (
 from tasks.ledger.trials import TrialRecord, asks_from_ms, find_trial, measured_rate, trials_to_judge
 from tasks.proofs import Break, SegmentLeaf, find_break
 from tasks.simulation.actions import Action, Actions
+from tasks.simulation.actions_boxes import BoxActions
 from tasks.simulation.dice import Dice
 from tasks.simulation.memory import Memory
 from tasks.simulation.segments import INIT_ROOT, question_of
@@ -175,7 +179,7 @@ class _State:
                 self._values[key] = value
 
 
-class View(Actions):
+class View(Actions, BoxActions):
     """A chain as an agent sees it, and the actions that it has."""
 
     state: Reader
@@ -296,6 +300,23 @@ class View(Actions):
             amount = seats_budget(job, len(part) - apart, apart, self.parameters)
             actions.append(self.seats(sender, group, part, amount))
         return [seat_task(group, seat) for seat in range(len(roots))], actions
+
+    def meter_of(self, task: bytes) -> MeterRecord:
+        """Return the meter of a container."""
+        return self.read(load_meter, task)
+
+    def checkpoints(self, task: bytes) -> Checkpoints:
+        """Return what is stored of a container."""
+        return self.read(load_checkpoints, task)
+
+    def quorum(self, task: bytes) -> QuorumRecord | None:
+        """Return the quorum of a seat, or None for another task."""
+        return self.read(find_quorum, task)
+
+    @staticmethod
+    def seats_of(quorum: bytes) -> list[bytes]:
+        """Return the tasks of a quorum's seats."""
+        return [quorum_seat_task(quorum, seat) for seat in range(SEATS)]
 
     def trial(self, address: bytes) -> TrialRecord | None:
         """Return the speed trial of a machine, if it ever had one."""

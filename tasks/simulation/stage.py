@@ -8,13 +8,17 @@ from typing import Final, NamedTuple
 
 from tasks.ledger.audits import SURE
 from tasks.ledger.lifecycle import ENDED, Phase, WindowPhase
+from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import NodeRole
 from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
 from tasks.simulation.agents.challengers import Watcher
 from tasks.simulation.agents.groups import GroupRequester
+from tasks.simulation.agents.hosts import Host
 from tasks.simulation.agents.keepers import KeepingRequester
 from tasks.simulation.agents.plot import Plot
+from tasks.simulation.agents.tenants import Tenant
+from tasks.simulation.boxes import Terms, box_job, is_right, is_seat, needed_s
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, JobShape, Leader, Market, job_of
 from tasks.simulation.rules import ALL_RULES, Absent, absent
@@ -158,6 +162,8 @@ class Outcome(NamedTuple):
     """How disputes ended."""
     reasons: dict[str, int]
     """Why tasks and windows changed."""
+    unworked_ticks: float
+    """The most ticks of a container of such a requester that were counted without work behind them."""
     is_over: bool
     """Whether every task ended within the blocks that a run may have."""
 
@@ -190,6 +196,8 @@ class Stage:
     """The block before which the honest requester posts nothing."""
     group: tuple[int, int] | None = None
     """Members and spares of each job of the honest requester, if these are groups."""
+    box: Terms | None = None
+    """How jobs are run, if they are containers."""
     honest_kind: Callable[[Account, Offer, Costs, OffChain], Machine] = Machine
 
     def __post_init__(self) -> None:
@@ -209,22 +217,29 @@ class Stage:
 
     def worker_offer(self) -> Offer:
         """Return the honest offer of the plot's worker: a little below all others, so that it is matched."""
-        return Offer(WORK, max(1, self.conditions.ask * 9 // 10), self.costs(0).rate, BOND)
+        return self._offer(WORK | self._hosts(), max(1, self.conditions.ask * 9 // 10), self.costs(0).rate, BOND)
 
     def verifier_offer(self) -> Offer:
         """Return the offer of the plot's verifiers."""
-        return Offer(CHECK | self._keeps(), self.conditions.ask, self.costs(0).rate, self.verifier_bond)
+        roles = CHECK | self._keeps() | (WORK | self._hosts() if self.box else NodeRole(0))
+        return self._offer(roles, self.conditions.ask, self.costs(0).rate, self.verifier_bond)
+
+    def _offer(self, roles: NodeRole, price: int, rate: int, bond: int) -> Offer:
+        stays = self.box is not None and self.box.stays
+        return Offer(roles, price, rate, bond, until_ms=FAR_MS if stays else 0)
 
     def jobs(self, tasks: int, segment_steps: int | None = None) -> list[JobSpec]:
         """Return the jobs of a requester, with other segments than those of the conditions if these are given."""
         at = self.conditions
         steps, price_max = segment_steps or at.segment_steps, at.ask * at.price_slack_milli // 1000
+        if self.box is not None:
+            return [box_job(at.window_units, at.windows, self.box, price_max, MATCH_MS)] * tasks
         shape = JobShape(at.windows, at.segments, steps, price_max, MATCH_MS, b"", self.rate_min)
         return [job_of(shape._replace(seed=bytes([task]) * 32)) for task in range(tasks)]
 
     def honest_worker(self) -> Machine:
         """Return the plot's worker as an honest one."""
-        return Machine(self.worker, self.worker_offer(), self.costs(0), self.off)
+        return self._kind()(self.worker, self.worker_offer(), self.costs(0), self.off)
 
     def idle_worker(self) -> Machine:
         """Return the plot's worker as one that asks more than anybody pays."""
@@ -234,7 +249,14 @@ class Stage:
 
     def honest_verifiers(self) -> list[Machine]:
         """Return the plot's verifiers as honest ones."""
-        return [Machine(account, self.verifier_offer(), self.costs(0), self.off) for account in self.verifiers]
+        kind = self._kind()
+        return [kind(account, self.verifier_offer(), self.costs(0), self.off) for account in self.verifiers]
+
+    def _kind(self) -> type[Machine]:
+        return Machine if self.box is None else Host
+
+    def _hosts(self) -> NodeRole:
+        return NodeRole(0) if self.box is None else NodeRole.CONTAINER
 
     def _keeps(self) -> NodeRole:
         return NodeRole.STORAGE if self.custody else NodeRole(0)
@@ -246,11 +268,18 @@ class Stage:
         return requester
 
     def _requester(self) -> Requester:
+        if self.box is not None:
+            return Tenant(self.requester, self.jobs(TASKS), self.off, self.box, self.box_work_s)
         if self.group is not None:
             return GroupRequester(self.requester, self.jobs(TASKS), self.off, *self.group)
         if self.custody:
             return KeepingRequester(self.requester, self.jobs(TASKS), self.off, self.plot)
         return Requester(self.requester, self.jobs(TASKS), self.off)
+
+    @property
+    def box_work_s(self) -> int:
+        """Seconds of work of a container."""
+        return needed_s(self.conditions.window_units, self.conditions.windows)
 
     def honest_watchers(self) -> list[Watcher]:
         """Return the honest outsiders."""
@@ -262,9 +291,11 @@ class Stage:
 
     def honest_machines(self) -> list[Machine]:
         """Return the machines outside the plot."""
+        roles = WORK | CHECK | self._keeps() | self._hosts()
+        kind = self.honest_kind if self.box is None else Host
         return [
-            self.honest_kind(
-                account, Offer(WORK | CHECK | self._keeps(), self.conditions.ask, self.costs(at).rate, BOND),
+            kind(
+                account, self._offer(roles, self.conditions.ask, self.costs(at).rate, BOND),
                 self.costs(at), self.off,
             )
             for at, account in enumerate(self.honest)
@@ -367,13 +398,20 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
     def profit(agents: Iterable[Agent]) -> int:
         return sum(market.wealth(agent.address) - FUNDS - agent.spent for agent in agents)
 
-    tasks = [task for task in market.tasks_of(stage.requester.address) if not market.is_spare(task)]
+    tasks = [
+        task for task in market.tasks_of(stage.requester.address)
+        if not market.is_spare(task) and not (task.is_metered and is_seat(market.state, task.id))
+    ]  # fmt: skip
     ids = [task.id for task in tasks]
     correct = forged = ransoms = 0
     unit = stage.conditions.window_cost * VALUE_MILLI // 1000
     if stage.worth:
         unit = int(stage.conditions.window_price * stage.worth)
     for task in tasks:
+        if task.is_metered and stage.box is not None:
+            is_done = is_right(market.state, task.id) or task.id in stage.off.obtained
+            correct += is_done * stage.conditions.windows
+            forged += task.phase is Phase.SETTLED and not is_done
         for number in range(task.next_window):
             window = market.window(task.id, number)
             if window.phase not in (WindowPhase.FINAL, WindowPhase.LOST):
@@ -413,5 +451,16 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
         refused=dict(figures.refused),
         endings=dict(market.endings(ids)),
         reasons=dict(market.reasons(ids)),
+        unworked_ticks=0
+        if stage.own_tasks
+        else max((_unworked(market, stage, task) for task in tasks), default=0),
         is_over=market.is_over(),
     )
+
+
+def _unworked(market: Market, stage: Stage, task: TaskRecord) -> float:
+    """Return how many ticks of a container were counted that no work stands behind."""
+    if not task.is_metered:
+        return 0
+    unworked_s = market.meter_of(task.id).seconds - stage.off.boxes.worked_s.get(task.id, 0.0)
+    return max(0, unworked_s) / market.job(task.id).tick_s

@@ -38,6 +38,7 @@ from tasks.simulation.agents.workers import (
 )
 from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Setting, Stage
 from tasks.simulation.strategies_apart import APART
+from tasks.simulation.strategies_boxes import BOXED
 from tasks.simulation.strategy import BOTH, PARTS, SHARES, Strategy, Values
 from tasks.simulation.work import Costs, OffChain
 from tasks.spec import RATE_MAX
@@ -769,6 +770,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         ),
     ),
     *APART,
+    *BOXED,
     Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),
 )  # fmt: skip
 JUDGED: Final = tuple(strategy for strategy in STRATEGIES if strategy.cast is not None)

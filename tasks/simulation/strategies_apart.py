@@ -156,10 +156,11 @@ def _judges(stage: Stage, way: str) -> list[Machine]:
 
 
 def _truly_slow(stage: Stage, setting: Setting) -> Sequence[Agent]:
-    """The same machine with the rate that it has."""
+    """The same machine with the rate that it has. No job takes it, so it saves the fees of trials."""
     _tried(stage, setting)
     costs = _slow(stage, setting)
     worker = Machine(stage.worker, stage.worker_offer()._replace(rate=costs.rate), costs, stage.off)
+    worker.is_tried = costs.rate >= stage.rate_min
     return [worker, *stage.honest_verifiers()]
 
 

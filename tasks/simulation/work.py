@@ -18,6 +18,7 @@ from tasks.custody.keys import derive_key, window_key_name
 from tasks.custody.layout import PlainChunk, StateLayout
 from tasks.programs.divergence import Divergence
 from tasks.proofs import SegmentLeaf, work_seal
+from tasks.simulation.boxes import Boxes
 from tasks.simulation.segments import (
     INIT_ROOT,
     INIT_STATE,
@@ -189,6 +190,8 @@ class OffChain:
     lost: set[bytes] = field(default_factory=set)
     """Tasks whose requester has given it up."""
     ever_made: list[Made] = field(default_factory=list)
+    boxes: Boxes = field(default_factory=Boxes)
+    """What runs in containers."""
     states: dict[bytes, bytes] = field(default_factory=lambda: {INIT_ROOT: INIT_STATE})
     """What stands under the root of a state."""
 

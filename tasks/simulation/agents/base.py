@@ -271,6 +271,9 @@ class Machine(Agent):
 
     # A machine in a speed trial, and its verifier
 
+    is_tried = True
+    """Whether it takes part in speed trials of its own."""
+
     def trial_rate(self, _view: View) -> int:
         """Return at which rate it does the links of a trial, or seems to."""
         return self.costs.rate
@@ -283,9 +286,9 @@ class Machine(Agent):
         """Compute links, show those that are drawn, and judge those of others."""
         record, actions = view.trial(self.address), list[Action]()
         if record is None or record.phase is TrialPhase.IDLE:
-            if self.offer.roles & NodeRole.COMPUTE and view.asks_trial(self.address):
+            if self.is_tried and self.offer.roles & NodeRole.COMPUTE and view.asks_trial(self.address):
                 actions.append(view.ask_trial(self.address))
-        elif record.phase is TrialPhase.RUNNING:
+        elif record.phase is TrialPhase.RUNNING and self.is_tried:
             actions += self._compute_links(view, record)
         elif record.phase is TrialPhase.SHOWING and record.seed in self._chains:
             wanted = positions_of(record.lot, record.links, view.parameters.trial_samples)

@@ -1,0 +1,136 @@
+"""Requesters of containers: one that looks at what it pays for, and those that take work without pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tasks.ledger.lifecycle import Phase
+from tasks.simulation.actions import Account, Action
+from tasks.simulation.agents.base import Requester
+from tasks.simulation.boxes import Terms
+from tasks.simulation.market import View
+from tasks.simulation.work import OffChain
+from tasks.spec import JobSpec, container_of
+
+__all__ = ["GreedyTenant", "Tenant"]
+
+LEAST_PART: Final = 0.75
+"""A container that does less than this part of the work of its time is stopped."""
+REPOSTS: Final = 2
+"""How often an honest requester posts a job again that it has stopped, of all its jobs."""
+
+
+class Tenant(Requester):
+    """Posts containers, and stops one whose log or whose checkpoints show that no work is done.
+
+    Logs are the machine's word. A checkpoint is opened as soon as it is named, and is what it is.
+    """
+
+    def __init__(
+        self, account: Account, jobs: Sequence[JobSpec], off: OffChain, terms: Terms, work_s: int
+    ) -> None:
+        super().__init__(account, jobs, off)
+        self.terms: Final = terms
+        self.work_s: Final = work_s
+        self._looked: dict[bytes, tuple[int, int]] = {}
+        self._opened: dict[bytes, tuple[int, int, float]] = {}
+        self._reposts = REPOSTS
+        self._stopped: set[bytes] = set()
+        self._wakes: set[int] = set()
+
+    def on_post(self, task: bytes) -> None:
+        """Note how much work a task is."""
+        self.off.boxes.needs_s[task] = self.work_s
+
+    def act(self, view: View) -> list[Action]:
+        """Post, and look at what runs."""
+        self._wakes = {at for at in self._wakes if at > view.time_ms}
+        return super().act(view)
+
+    def wake_ms(self) -> Iterable[int]:
+        """Return when it looks."""
+        return [*super().wake_ms(), *self._wakes]
+
+    def tend(self, view: View, task: bytes) -> list[Action]:
+        """Look at a container that runs, and stop it if nothing is done in it."""
+        record = view.task(task)
+        if record.phase is not Phase.RUNNING or record.ending or task in self._stopped or view.quorum(task):
+            return super().tend(view, task)
+        return self.stop(view, task) if self.is_idle(view, task) else []
+
+    def is_idle(self, view: View, task: bytes) -> bool:
+        """Tell whether a look shows that a container does not do the work of its time."""
+        run = self.off.boxes.begin(view.state, task, view.time_ms)
+        if self.terms.opens and self._is_badly_stored(view, task):
+            return True
+        every_ms = 1000 * self.terms.looks * view.job(task).tick_s
+        if not every_ms:
+            return False
+        began_ms, looks = self._looked.get(task, (0, 0))
+        if began_ms != run.began_ms:
+            looks = 0
+        at_ms = run.began_ms + every_ms * (looks + 1)
+        if view.time_ms < at_ms:
+            self._wakes.add(at_ms)
+            return False
+        self._looked[task] = run.began_ms, looks + 1
+        self._wakes.add(at_ms + every_ms)
+        if run.is_faked:
+            return False
+        passed_s = (view.time_ms - run.began_ms) / 1000
+        done_s = run.done_s - run.base_s + run.effort * (view.time_ms - run.at_ms) / 1000
+        left_s = self.off.boxes.needs_s[task] - run.base_s
+        return done_s < LEAST_PART * min(passed_s - view.job(task).tick_s, left_s)
+
+    def _is_badly_stored(self, view: View, task: bytes) -> bool:
+        """Open what is named: it has the work of its seconds, and comes in time."""
+        plan, job, boxes = container_of(view.job(task)).checkpoint, view.job(task), self.off.boxes
+        if plan is None:
+            return False
+        found, run = view.checkpoints(task), boxes.runs[task]
+        late_ms = run.began_ms + 1000 * (found.covered_s + plan.every_s + job.tick_s)
+        if view.time_ms > late_ms:
+            return True
+        self._wakes.add(late_ms + 1)
+        began_ms, covered_s, content_s = self._opened.get(task, (0, 0, 0.0))
+        if began_ms != run.began_ms:
+            covered_s, content_s = 0, run.base_s
+        if found.latest is None or found.covered_s == covered_s:
+            return False
+        held_s = boxes.blobs.get(found.latest.blob, 0.0)
+        self._opened[task] = run.began_ms, found.covered_s, held_s
+        wanted_s = min(found.covered_s - covered_s, boxes.needs_s[task] - content_s)
+        return held_s - content_s < LEAST_PART * wanted_s
+
+    def stop(self, view: View, task: bytes) -> list[Action]:
+        """End the container, and post the job again."""
+        self._stopped.add(task)
+        if self._reposts:
+            self._reposts -= 1
+            self._jobs.append(view.job(task))
+        return [view.cancel(self.address, task)]
+
+
+class GreedyTenant(Tenant):
+    """Stops a container when its work is done but not yet paid, with what it has stored; or stops all others."""
+
+    at_part = 1.0
+    """The part of the work after which it stops."""
+    refuses = False
+    """Whether it says that what was stored is worth nothing."""
+
+    def is_idle(self, view: View, task: bytes) -> bool:
+        """Stop at its time."""
+        run, needed_s = self.off.boxes.begin(view.state, task, view.time_ms), self.off.boxes.needs_s[task]
+        done_s = run.done_s + run.effort * (view.time_ms - run.at_ms) / 1000
+        left_s = self.at_part * needed_s - done_s
+        if left_s <= 0:
+            return True
+        self._wakes.add(view.time_ms + max(1, int(1000 * left_s)))
+        return False
+
+    def stop(self, view: View, task: bytes) -> list[Action]:
+        """End the container, and take what is stored."""
+        self._stopped.add(task)
+        return [view.cancel(self.address, task)]
