@@ -103,7 +103,7 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
         Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
         mounts, storage.output, part.process.user,
         *(("", 0) if part.checkpoint is None else (part.checkpoint.path, checkpoint_limit(part))),
-        secrets=secrets,
+        secrets=secrets, is_private=part.is_private,
     )  # fmt: skip
 
 

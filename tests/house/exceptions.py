@@ -115,6 +115,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.priority": "makes a class of pods in a cluster",
     "tasks.executor.containers.kubernetes.rights": "asks an API server for rights",
     "tasks.executor.containers.kubernetes.selling": "takes stock of a cluster (trio)",
+    "tasks.executor.containers.kubernetes.secret_delivery": "brings secrets into a cluster (trio)",
     "tasks.executor.containers.kubernetes.states": "reads times of a cluster; opens nothing",
     "tasks.executor.child": "the job's process: its pipes, its limits",
     "tasks.executor.pauses": "stops job processes (signals)",

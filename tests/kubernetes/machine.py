@@ -32,6 +32,7 @@ WORKER_NUMBERS: Final = 10
 APPLETS: Final = (
     "sh", "tar", "head", "tail", "sha256sum", "mv", "rm", "mkdir", "cat", "ls", "grep", "sleep", "stat", "kill",
     "nc", "echo", "dd", "id", "touch", "wget", "yes", "true", "df", "cp", "ln", "mkfifo", "seq", "ps", "ip",
+    "base64", "fold", "mount", "chmod", "wc", "find",
 )  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def busybox_layer() -> bytes:
     return file.getvalue()
 
 
-def push(port: int, layer: bytes, name: str = "busybox") -> bytes:
+def push(port: int, layer: bytes, name: str = "busybox", login: tuple[str, str] | None = None) -> bytes:
     """Put an image of one layer into a registry; return the digest of its manifest."""
     packed = gzip.compress(layer, 1, mtime=0)
     config = json.dumps({
@@ -170,7 +171,7 @@ def push(port: int, layer: bytes, name: str = "busybox") -> bytes:
         "rootfs": {"type": "layers", "diff_ids": [_named(layer)]},
     }).encode()  # fmt: skip
     base = f"http://127.0.0.1:{port}/v2/{name}"
-    with httpx.Client(trust_env=False, timeout=60) as client:
+    with httpx.Client(trust_env=False, timeout=60, auth=login) as client:
         for blob in (packed, config):
             place = client.post(f"{base}/blobs/uploads/").raise_for_status().headers["Location"]
             client.put(f"{place}&digest={_named(blob)}", content=blob).raise_for_status()

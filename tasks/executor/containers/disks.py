@@ -151,16 +151,12 @@ class ContainerDisk:
             return True
         self.forget_secrets()
         self.unmount()
-        deadline = time.monotonic() + WIPE_S
         files = [self._file, *sorted(self.folder.glob("*.tar"))]
         for name in ("inputs", RESTORED):
             files += sorted((self.folder / name).rglob("*"))
-        left = 0
-        for path in files:
-            if path.is_file() and not path.is_symlink():
-                left += not _overwrite(path, deadline)
+        is_whole = overwrite(files)
         shutil.rmtree(self.folder)
-        return not left
+        return is_whole
 
     def remove(self) -> None:
         """Remove it with the inputs."""
@@ -168,6 +164,15 @@ class ContainerDisk:
             self.forget_secrets()
             self.unmount()
             shutil.rmtree(self.folder)
+
+
+def overwrite(files: Iterable[Path]) -> bool:
+    """Write zeros over files, in WIPE_S at most; tell whether all were overwritten. No link is followed."""
+    deadline, left = time.monotonic() + WIPE_S, 0
+    for path in files:
+        if path.is_file() and not path.is_symlink():
+            left += not _overwrite(path, deadline)
+    return not left
 
 
 def _overwrite(path: Path, deadline: float) -> bool:

@@ -144,6 +144,8 @@ class ContainerRequest:
     checkpoint_bytes: int = 0
     is_resumed: bool = False
     secrets: ContainerSecrets = field(default=NO_SECRETS, repr=False)
+    is_private: bool = False
+    """Its inputs came sealed: what is plain of them is overwritten at the end."""
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""

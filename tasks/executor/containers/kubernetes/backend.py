@@ -7,6 +7,7 @@ restarted node looks on where it was.
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from tasks.executor.containers.backend import (
     OnPull,
     Usage,
 )
+from tasks.executor.containers.disks import overwrite
 from tasks.executor.containers.errors import (
     BadOutputs,
     ContainerRefused,
@@ -54,6 +56,7 @@ from tasks.executor.containers.kubernetes.manifests import (
     LABEL_NODE,
     LABEL_TASK,
     MAIN,
+    RECEIVER,
     Cluster,
     Place,
     check_made,
@@ -71,12 +74,19 @@ from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.kubernetes.priority import lack_of_priority
 from tasks.executor.containers.kubernetes.refusals import refusal_of
 from tasks.executor.containers.kubernetes.rights import missing_rights
-from tasks.executor.containers.kubernetes.scripts import stop_all
+from tasks.executor.containers.kubernetes.scripts import OVERWRITE, stop_all
+from tasks.executor.containers.kubernetes.secret_delivery import (
+    forget_objects,
+    put_login,
+    put_variables,
+    send_files,
+)
 from tasks.executor.containers.kubernetes.selling import Selling, about
 from tasks.executor.containers.kubernetes.states import Pod, Stage, Trouble, read_pod
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogTail
+from tasks.executor.containers.masking import Masker
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import Outputs, pack_file
 from tasks.executor.containers.request import ContainerRequest, is_among
@@ -99,12 +109,18 @@ LOG_BYTES_READ_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 1 << 20
 PREFIX: Final = re.compile(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?")
 _NAMESPACES: Final = "/api/v1/namespaces"
-_PULL_KEY: Final = b"pull"
+WIPE_S: Final = 600.0
+"""How long files of a private container may take to be overwritten."""
 _CANARY: Final = bytes(32)
 _PASSED_ON: Final = frozenset(
-    {"image", "limits", "command", "environment", "mounts", "output_path", "user"}
+    {
+        "image", "limits", "command", "environment", "mounts", "output_path", "user", "secrets", "is_private",
+    }
 )  # fmt: skip
 """What of a request a cluster is given. A container that asks for more is refused."""
+_NO_IMAGE: Final = ("not found", "authoriz", "access denied", "no basic auth credentials")
+"""What a registry answers where another try would change nothing."""
+_STARTED: Final = frozenset({Stage.RUNNING, Stage.ENDED, Stage.GONE})
 
 
 @dataclass(frozen=True)
@@ -159,7 +175,6 @@ class KubernetesBackend:
         self.shown: tuple[bool, str] | None = None
         """Whether policies were seen to hold, and what was seen; None before the canary pods have run."""
         self._why: dict[bytes, End] = {}
-        self._pulls = 0
         self._at_work: set[str] = set()
         """Namespaces that serve no task and are in use."""
 
@@ -268,14 +283,14 @@ class KubernetesBackend:
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
         """Bring the image to a machine of the cluster (``ContainerBackend``)."""
         await self.check(request)
-        self._pulls += 1  # each has a namespace of its own: two tasks may want the same image
-        place = _own(self.place(_PULL_KEY + self._pulls.to_bytes(28, "little")))
+        # Each has a namespace of its own: two tasks may want the same image, and a killed node has left one.
+        place = _own(self.place(secrets.token_bytes(32)))
         self._at_work.add(place.namespace)
         try:
-            await self._remove_place(place)
             await self._api.create(_NAMESPACES, namespace_body(place))
             await self._api.create(place.policies, policy_body(place))
             try:
+                await put_login(self._api, place, request)
                 await create_pod(self._api, place, pull_pod(request, self._cluster, place))
             except EngineError as error:
                 raise ContainerRefused(f"the cluster does not admit a pod: {error}") from None
@@ -297,7 +312,7 @@ class KubernetesBackend:
             if pod.trouble is Trouble.PULL:
                 if pod.why.startswith("ErrImagePull"):
                     reason = pod.why
-                if pod.why.startswith("ImagePullBackOff") or "not found" in pod.why.lower():
+                if pod.why.startswith("ImagePullBackOff") or any(one in pod.why.lower() for one in _NO_IMAGE):
                     raise ImageUnavailable(f"{request.image.reference}: {reason or pod.why}")
             if pod.trouble is Trouble.NO_MACHINE:
                 waited_s += START_LOOK_S
@@ -315,6 +330,8 @@ class KubernetesBackend:
         try:
             await self._order(place, request)
             await self._started(task, place, request, fed)
+            if request.is_private:  # the pod has them: no plain byte stays on the node's disk
+                await trio.to_thread.run_sync(_wipe_folder, self.folder(task))
         except BaseException as error:
             if not (fed.is_set() and isinstance(error, trio.Cancelled)):  # else it runs on
                 with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S):
@@ -329,6 +346,8 @@ class KubernetesBackend:
                 (f"{place.path}/resourcequotas", quota_body(place, self._cluster)),
             ):  # fmt: skip
                 check_made(body, await self._api.create(path, body))
+            await put_login(self._api, place, request)
+            await put_variables(self._api, place, request)
             # Asked first: else the refusal would be an event of the Job's controller, which comes late.
             await create_pod(self._api, place, pod_body(request, self._cluster, place), dryRun="All")
             body = job_body(request, self._cluster, place)
@@ -367,6 +386,7 @@ class KubernetesBackend:
                 path = f"{place.path}/pods/{pod.name}"
                 with suppress(EngineUnavailable, EngineError):  # the next look tells what became of it
                     fed.set()
+                    await send_files(self._api, path, RECEIVER, request.secrets)
                     await send_inputs(self._api, path, places)
             await trio.sleep(START_LOOK_S)
 
@@ -408,8 +428,13 @@ class KubernetesBackend:
         def is_away() -> None:
             on_look(Look(is_up=False, up_s=up_s))
 
+        has_objects = bool(request.secrets)
         while True:
             found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S, is_away)
+            if has_objects and found is not None and found[0].stage in _STARTED:  # the kubelet has read them
+                with suppress(EngineUnavailable):
+                    await forget_objects(self._api, place, request.secrets)
+                    has_objects = False
             if found is None:  # ``stop`` removes a pod that it cannot end otherwise
                 return Ended(self._why.get(task, End.LOST), 0, up_s)
             pod = found[0]
@@ -491,7 +516,7 @@ class KubernetesBackend:
         if pod.stage is Stage.RUNNING:
             raise ContainerRefused("outputs of a container that still runs are not read")
         path = f"{place.path}/pods/{pod.name}"
-        log = await through_outage(partial(_log_of, self._api, path), PATIENCE_S, LOOK_S)
+        log = await through_outage(partial(_log_of, self._api, path, request), PATIENCE_S, LOOK_S)
         if not request.output_path:
             return Collected(log, None)
         if not pod.has_helper:
@@ -542,9 +567,19 @@ class KubernetesBackend:
         await self.stop(task, 0)
 
     async def wipe(self, task: bytes) -> bool:
-        """Remove the container; disks of a cluster are not overwritten (``ContainerBackend``)."""
+        """Overwrite inputs and disk where the helper still serves; remove the container (``ContainerBackend``).
+
+        What a cluster's disks keep elsewhere is out of reach, as on any machine.
+        """
+        place, is_whole = self.place(task), False
+        pod = await self._look(place)
+        if pod is not None and pod.has_helper:
+            with suppress(EngineError, EngineUnavailable), trio.move_on_after(WIPE_S):
+                code, _ = await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, OVERWRITE)
+                is_whole = code == 0
+        is_whole &= await trio.to_thread.run_sync(_wipe_folder, self.folder(task))
         await self.remove(task)
-        return False
+        return is_whole
 
     async def set_share(self, task: bytes, shares: int) -> None:
         """Nothing: the machines of a cluster are not the owner's desk (``ContainerBackend``)."""
@@ -611,15 +646,16 @@ def _task_of(annotations: object) -> bytes | None:
     return task if len(task) == 32 else None
 
 
-async def _log_of(api: ClusterApi, pod: str) -> bytes:
-    tail, size = LogTail(), 0
+async def _log_of(api: ClusterApi, pod: str, request: ContainerRequest) -> bytes:
+    tail, size, masker = LogTail(), 0, Masker(request.secrets.values)
     try:
         async with aclosing(api.log(f"{pod}/log", container=MAIN)) as parts:
             async for data in parts:
-                tail.add(data)
+                tail.add(await trio.to_thread.run_sync(masker.feed, data))
                 size += len(data)
                 if size > LOG_BYTES_READ_MAX:
                     break
+        tail.add(await trio.to_thread.run_sync(masker.finish))
     except EngineError as error:  # a machine that is gone has taken the log along
         return f"[the log cannot be read: {error}]\n".encode()
     return tail.contents()
@@ -628,3 +664,10 @@ async def _log_of(api: ClusterApi, pod: str) -> bytes:
 def _remove_folder(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def _wipe_folder(folder: Path) -> bool:
+    """Overwrite and remove a folder; tell whether all of it was overwritten."""
+    is_whole = overwrite(sorted(folder.rglob("*")))
+    _remove_folder(folder)
+    return is_whole

@@ -11,10 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
 from tasks.executor.containers.kubernetes.quantities import amount
 from tasks.executor.containers.kubernetes.scripts import RECEIVE, SERVE
+from tasks.executor.containers.kubernetes.secret_objects import (
+    IN_HELPER,
+    LOGIN,
+    VOLUME,
+    variable_source,
+    volume_body,
+)
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import environment_of
 
@@ -190,24 +198,35 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
         mounts.append(_mount("disk", request.output_path, inner="output"))
     for number, mount in enumerate(request.mounts):
         mounts.append(_mount("inputs", mount.path, inner=str(number), read_only=True))
+    if request.secrets.files:
+        mounts.append(_mount(VOLUME, SECRETS_FOLDER, read_only=True))
     # A pod is evicted when its volumes and logs exceed its containers' limits together, so inputs count too.
     here_mib = 0 if cluster.storage_class else limits.disk_mib
     stored_mib = here_mib + _inputs_mib(request) + STAGE_MIB + LOG_MIB
     given = _limits(limits.cores * 1_000, limits.memory_mib, stored_mib)
     if limits.gpus:
         given[cluster.gpu_resource] = str(limits.gpus)
-    variables = (text.partition("=") for text in environment_of(request))
     body: dict[str, Any] = {
-        "name": MAIN, "image": request.image.reference, "imagePullPolicy": "IfNotPresent",
+        # ``Always``: an image that the login of another task brought is asked for at its registry by each task.
+        "name": MAIN, "image": request.image.reference, "imagePullPolicy": "Always",
         "securityContext": _security(request.user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
-        "env": [{"name": name, "value": _literal(value)} for name, _, value in variables
-                if not (limits.gpus and name == "NVIDIA_VISIBLE_DEVICES")],
+        "env": _variables(request),
         "resources": _resources(**given), "stdin": False, "tty": False,
     }  # fmt: skip
     if request.command:
         body["command"] = [_literal(request.command[0])]
         body["args"] = [_literal(one) for one in request.command[1:]]
     return body
+
+
+def _variables(request: ContainerRequest) -> list[dict[str, Any]]:
+    """Return the variables; of those that are secret the name alone."""
+    secret = {name for name, _ in request.secrets.variables}
+    found = [text.partition("=") for text in environment_of(request)]
+    return [
+        variable_source(name) if name in secret else {"name": name, "value": _literal(value)}
+        for name, _, value in found if not (request.limits.gpus and name == "NVIDIA_VISIBLE_DEVICES")
+    ]  # fmt: skip
 
 
 def _inputs_mib(request: ContainerRequest) -> int:
@@ -224,12 +243,12 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     """Return the pod of a container."""
     limits, user = request.limits, request.user
     disk, stage = _mount("disk", "/dekube/disk"), _mount("stage", "/dekube/stage")
-    receiver = _helper(
-        RECEIVER, cluster.helper_image, RECEIVE, user, [_mount("inputs", "/dekube/inputs"), disk, stage]
-    )
-    helper = _helper(
-        HELPER, cluster.helper_image, SERVE, user, [_mount("disk", "/dekube/disk", read_only=True), stage]
-    )
+    inputs = _mount("inputs", "/dekube/inputs")
+    receives = [inputs, disk, stage, *([_mount(VOLUME, IN_HELPER)] if request.secrets.files else ())]
+    receiver = _helper(RECEIVER, cluster.helper_image, RECEIVE, user, receives)
+    # It reads the outputs; of a private container it overwrites them at the end, and the inputs.
+    serves = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
+    helper = _helper(HELPER, cluster.helper_image, SERVE, user, [*serves, stage])
 
     def volume(name: str, size_mib: int, medium: str = "") -> dict[str, Any]:
         return {
@@ -257,8 +276,11 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
             claim("disk", limits.disk_mib) if cluster.storage_class else volume("disk", limits.disk_mib),
             volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
             volume("shm", max(1, limits.memory_mib // 2), "Memory"),
+            *([volume_body()] if request.secrets.files else ()),
         ],
     }  # fmt: skip
+    if request.secrets.login is not None:
+        spec["imagePullSecrets"] = [{"name": LOGIN}]
     return spec | cluster.pod_fields()
 
 
@@ -289,7 +311,11 @@ def pull_pod(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[
     """
     made = _helper(MAIN, request.image.reference, "", request.user, [])
     body = helper_pod(MAIN, "", cluster, place, request.user)
-    body["spec"]["containers"] = [made | {"command": ["/dekube-no-such-program"]}]
+    body["spec"]["containers"] = [
+        made | {"command": ["/dekube-no-such-program"], "imagePullPolicy": "Always"}
+    ]  # fmt: skip
+    if request.secrets.login is not None:
+        body["spec"]["imagePullSecrets"] = [{"name": LOGIN}]
     return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 import json
@@ -19,12 +20,14 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable, SettingsDiffer
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
 from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
 from tasks.executor.containers.kubernetes.exec_stream import status_of
 from tasks.executor.containers.kubernetes.inventory import pod_amounts
 from tasks.executor.containers.kubernetes.manifests import (
+    MAIN,
     Cluster,
     check_made,
     check_pod,
@@ -34,11 +37,13 @@ from tasks.executor.containers.kubernetes.manifests import (
     place_of,
     pod_spec,
     policy_body,
+    pull_pod,
     quota_body,
 )
 from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.kubernetes.quantities import amount
 from tasks.executor.containers.kubernetes.refusals import read_refusal
+from tasks.executor.containers.kubernetes.secret_objects import login_body
 from tasks.executor.containers.kubernetes.states import Exit, Stage, Trouble, read_pod
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
@@ -343,3 +348,41 @@ def _failed(message: str) -> dict[str, str]:
 def test_the_refusal_of_a_job_is_read_from_its_events(items: object, expected: str) -> None:
     found = read_refusal({"items": items})
     assert expected in found and bool(found) == bool(expected) and "\n" not in found
+
+
+def test_no_value_of_a_secret_is_in_a_pod() -> None:
+    secrets = ContainerSecrets(
+        [("HOME", "value-1"), ("TOKEN", "value-2")], [("/run/secrets/a", b"value-3")], ("u", "value-4")
+    )
+    made = request(secrets=secrets, environment=("PLAIN=x",))
+    for body in (job_body(made, CLUSTER, PLACE), pull_pod(made, CLUSTER, PLACE)):
+        assert "value" not in json.dumps(body).replace("valueFrom", "").replace('"value":', "")
+    spec = pod_spec(made, CLUSTER)
+    main = next(one for one in spec["containers"] if one["name"] == MAIN)
+    sources = {one["name"]: one.get("valueFrom") for one in main["env"]}
+    assert len(sources) == len(main["env"]) and sources["TOKEN"] == {
+        "secretKeyRef": {"name": "variables", "key": "TOKEN"}
+    }
+    assert sources["HOME"] and sources["PLAIN"] is None
+    assert {"name": "secrets", "mountPath": "/run/secrets", "readOnly": True} in main["volumeMounts"]
+    assert {"medium": "Memory", "sizeLimit": "1Mi"} in [one["emptyDir"] for one in spec["volumes"]]
+    assert spec["imagePullSecrets"] == [{"name": "login"}] and main["imagePullPolicy"] == "Always"
+    changed = copy.deepcopy(spec)
+    next(one for one in changed["containers"] if one["name"] == MAIN)["env"] = [
+        {"name": one["name"], "value": "seen"} for one in main["env"]
+    ]  # fmt: skip
+    with pytest.raises(SettingsDiffer):
+        check_pod(spec, {"spec": changed})
+
+
+@pytest.mark.parametrize(
+    ("repository", "registry"),
+    [("docker.io/library/a", "https://index.docker.io/v1/"), ("library/a", "https://index.docker.io/v1/"),
+     ("example.test:5000/a", "example.test:5000")],
+)  # fmt: skip
+def test_a_login_is_for_the_registry_of_the_image(repository: str, registry: str) -> None:
+    body = login_body(Image(repository, bytes(32)), ("user", "pass:word"), PLACE.labels)
+    auths = json.loads(base64.b64decode(body["data"][".dockerconfigjson"]))["auths"]
+    assert list(auths) == [registry]
+    assert base64.b64decode(auths[registry]["auth"]) == b"user:pass:word"
+    assert body["immutable"] and body["type"] == "kubernetes.io/dockerconfigjson"
