@@ -37,6 +37,7 @@ from tasks.kinds.finetune import (
     MODEL_LLAMA,
     Adapters,
     BaseModel,
+    Preference,
     RateSchedule,
     RowSet,
     TrainingLoop,
@@ -179,7 +180,13 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         _rates(top),
         TrainingLoop(*_numbers(top, "loop", TrainingLoop._fields)),
         None if top["start"] is None else _adapter(top["start"], "start"),
+        None if top["preference"] is None else _preference(top),
     )  # fmt: skip
+
+
+def _preference(top: Mapping[str, Any]) -> Preference:
+    _fields(top["preference"], "preference", set(Preference._fields))
+    return Preference(*_numbers(top, "preference", Preference._fields))
 
 
 def _numbers(top: Mapping[str, Any], name: str, fields: Sequence[str]) -> list[int]:

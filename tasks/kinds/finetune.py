@@ -14,7 +14,7 @@ from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import FinetuneRates, FinetuneShape, row_tensors
+from tasks.programs.finetune import BETA_NANO_MAX, FinetuneRates, FinetuneShape, row_tensors
 from tasks.programs.lazy import LazyMapping
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
 from tasks.programs.loop import ACCUMULATE_MAX, EVALUATIONS_MAX, UPDATES_MAX, updates_of
@@ -29,6 +29,7 @@ __all__ = [
     "Adapters",
     "BaseModel",
     "FinetunePart",
+    "Preference",
     "RateSchedule",
     "RowSet",
     "TrainingLoop",
@@ -124,6 +125,12 @@ class TrainingLoop(NamedTuple):
         return list(self) if self.patience else list(self[:-1])
 
 
+class Preference(NamedTuple):
+    """``beta`` of a job on preferences (DPO), in units of 10^-9 (R135)."""
+
+    beta_nano: int
+
+
 class FinetunePart(NamedTuple):
     """What a specification of this kind has of its own."""
 
@@ -136,6 +143,8 @@ class FinetunePart(NamedTuple):
     loop: TrainingLoop = TrainingLoop()
     start: TunedAdapter | None = None
     """The state whose adapters this job goes on from (R133)."""
+    preference: Preference | None = None
+    """Of a job on preferences, whose rows are pairs."""
 
     @classmethod
     def of(cls, found: Found) -> FinetunePart:
@@ -150,6 +159,7 @@ class FinetunePart(NamedTuple):
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
             TrainingLoop(*[found.get(f"loop.{name}", 0) for name in TrainingLoop._fields]),
             TunedAdapter.of(found, "start"),
+            Preference(found["preference.beta_nano"]) if "preference.beta_nano" in found else None,
         )
 
     @property
@@ -164,6 +174,8 @@ class FinetunePart(NamedTuple):
             list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
             list(self.rates), self.loop.to_value(),
         ]  # fmt: skip
+        if self.preference is not None:
+            return [*found, TunedAdapter.to_value(self.start), list(self.preference)]
         return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
@@ -183,7 +195,7 @@ class FinetunePart(NamedTuple):
         rows, adapters = self.dataset, self.adapters
         return FinetuneShape(
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
-            rows.rows, rows.samples, *self.loop[:-1],
+            rows.rows, rows.samples, *self.loop[:-1], 0 if self.preference is None else self.preference.beta_nano,
         )  # fmt: skip
 
 
@@ -193,7 +205,7 @@ FINETUNE_FIELDS: Final = KindFields(
         ("model", list, BaseModel._fields), ("dataset", list, RowSet._fields),
         ("adapters", list, Adapters._fields), ("batch", int, ()), ("optimiser", list, Optimiser._fields),
         ("rates", list, RateSchedule._fields), ("loop", list, TrainingLoop._fields),
-        ("start", list, TunedAdapter._fields),
+        ("start", list, TunedAdapter._fields), ("preference", list, Preference._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
@@ -204,6 +216,7 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
         "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
         "loop.patience": (1, EVALUATIONS_MAX), **adapter_ranges("start"),
+        "preference.beta_nano": (1, BETA_NANO_MAX),
     },
     hashes=frozenset({
         "model.blob", "model.root", "dataset.blob", "dataset.root", "start.blob", "start.root",
@@ -211,7 +224,7 @@ FINETUNE_FIELDS: Final = KindFields(
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"adapters.targets", "start.targets"}),
     trailing={"loop": 1},
-    later=("start",),
+    later=("start", "preference"),
 )  # fmt: skip
 
 

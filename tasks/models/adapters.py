@@ -70,6 +70,8 @@ class Receipt:
     def encode(self) -> bytes:
         """Return the bytes of the file."""
         shape = asdict(self.shape) | {"targets": list(self.shape.targets)}
+        if not self.shape.preference:  # receipts of before have none
+            del shape["preference"]
         return json_bytes({
             "version": _VERSION, "kind": _KIND, "task": None if self.task is None else told_root(self.task),
             "base": self.base, "model_root": told_root(self.model_root), "rows_root": told_root(self.rows_root),
@@ -115,6 +117,7 @@ def _shape(value: dict[str, Any]) -> FinetuneShape:
     try:
         model = value.pop("model")
         targets = value.pop("targets")
+        value.setdefault("preference", 0)
         for kind, found in ((LlamaShape, model), (FinetuneShape, value)):
             for field in fields(kind):
                 wanted = {"bool": bool, "int": int}.get(str(field.type))

@@ -5,10 +5,10 @@ What is wrong is found before the weights are read where it can be, and always b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
@@ -21,6 +21,7 @@ from tasks.kinds.finetune import (
     Adapters,
     BaseModel,
     FinetunePart,
+    Preference,
     RateSchedule,
     RowSet,
     TrainingLoop,
@@ -29,7 +30,19 @@ from tasks.kinds.plan import JobPlan
 from tasks.models.errors import RowsInvalid
 from tasks.models.left import Tuned, check_base, name_of, tuned_adapter
 from tasks.models.llama import Model
-from tasks.models.rows import Example, TokenRows, Tokens, examples_of, fitted, rows_of, split_rows
+from tasks.models.rows import (
+    Example,
+    Pair,
+    TokenRows,
+    Tokens,
+    examples_of,
+    fitted,
+    fitted_pairs,
+    pair_rows_of,
+    pairs_of,
+    rows_of,
+    split_rows,
+)
 from tasks.models.tokens import Tokeniser
 from tasks.programs.finetune import PROJECTIONS, row_tensors
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
@@ -103,8 +116,13 @@ class TuningSettings:
     """Whose adapters the result has: of the ``last`` state, or of the ``best``, by validation loss."""
     patience: int = 0
     """Evaluations in a row without a lower loss that end the job; 0 never ends it early."""
+    beta_nano: int = 0
+    """Of a job on preferences; 0 trains on rows as they are."""
     save_every: int = 0
     """Updates between two states that are kept: windows are as long. 0: as ``window_steps`` says."""
+
+
+_Row = TypeVar("_Row")
 
 
 class TuningJob(NamedTuple):
@@ -226,13 +244,27 @@ def make_tuning(
 
 def _data(opened: ModelFiles, data: bytes, validation: bytes | None, settings: TuningSettings) -> _Data:
     most, tokens = settings.max_length or opened.shape.context, LazyTokens(opened)
+    vocabulary, long_rows = opened.shape.vocabulary, settings.long_rows
 
-    def read(content: bytes) -> tuple[list[Example], list[tuple[int, str]]]:
-        return fitted(examples_of(content, tokens, opened.shape.vocabulary), most, settings.long_rows)
+    def examples(content: bytes) -> tuple[list[Example], list[tuple[int, str]]]:
+        return fitted(examples_of(content, tokens, vocabulary), most, long_rows)
 
+    def pairs(content: bytes) -> tuple[list[Pair], list[tuple[int, str]]]:
+        return fitted_pairs(pairs_of(content, tokens, vocabulary), most, long_rows)
+
+    if settings.beta_nano:
+        return _parted(data, validation, settings, pairs, pair_rows_of)
+    return _parted(data, validation, settings, examples, rows_of)
+
+
+def _parted(
+    data: bytes, validation: bytes | None, settings: TuningSettings,
+    read: Callable[[bytes], tuple[list[_Row], list[tuple[int, str]]]],
+    made: Callable[[Sequence[_Row], Sequence[tuple[int, str]]], TokenRows],
+) -> _Data:  # fmt: skip
     kept, dropped = read(data)
     notes = [f"line {line} gives no row: {why}" for line, why in dropped]
-    held: list[Example] = []
+    held: list[_Row] = []
     if validation is not None:
         try:
             held, others = read(validation)
@@ -242,7 +274,7 @@ def _data(opened: ModelFiles, data: bytes, validation: bytes | None, settings: T
         notes += [f"validation: line {line} gives no row: {why}" for line, why in others]
     elif settings.validation_nano:
         kept, held = split_rows(kept, settings.validation_nano)
-    return _Data(rows_of([*kept, *held], dropped), len(kept), tuple(notes))
+    return _Data(made([*kept, *held], dropped), len(kept), tuple(notes))
 
 
 def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> FinetunePart:
@@ -267,6 +299,7 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         ),
         RateSchedule(settings.schedule, settings.warmup_steps, settings.clip_nano),
         TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0), settings.patience),
+        preference=Preference(settings.beta_nano) if settings.beta_nano else None,
     )  # fmt: skip
 
 

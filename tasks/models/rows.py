@@ -6,8 +6,8 @@ Every fault is named with its line and column, before anything is computed or pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,13 +21,17 @@ __all__ = [
     "ASSISTANT",
     "LONG_ROWS",
     "Example",
+    "Pair",
     "TokenRows",
     "Tokens",
     "examples_of",
     "fitted",
+    "fitted_pairs",
     "make_rows",
     "objects_of",
     "open_turn",
+    "pair_rows_of",
+    "pairs_of",
     "rows_of",
     "split_rows",
     "text_of",
@@ -69,6 +73,21 @@ class Example(NamedTuple):
     trained: tuple[bool, ...]
 
 
+class Pair(NamedTuple):
+    """Two examples of one line, of which one is preferred."""
+
+    chosen: Example
+    rejected: Example
+
+    @property
+    def line(self) -> int:
+        """The line of a file."""
+        return self.chosen.line
+
+
+_Row = TypeVar("_Row")
+
+
 @dataclass(frozen=True)
 class TokenRows:
     """Rows of one length: contents of the tensors of a job's data, by name.
@@ -97,6 +116,42 @@ def examples_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Ex
             yield _numbered(number, fields, vocabulary)
         else:
             yield _example(number, fields, tokens)
+
+
+def pairs_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Pair]:
+    """Yield the pairs of a file of JSON lines with preferences. Raises RowsInvalid with line and column.
+
+    A line has ``prompt``, ``chosen`` and ``rejected``: texts, or lists of messages of which the assistant's are
+    trained in what comes after the prompt; or numbers of tokens below ``vocabulary``, with ``_input_ids`` behind
+    each name. An end is added to texts.
+    """
+    for number, fields in objects_of(data):
+        match sorted(fields):
+            case ["chosen", "prompt", "rejected"]:
+                before, *two = (
+                    _preferred(number, fields, name, tokens) for name in ("prompt", "chosen", "rejected")
+                )
+            case ["chosen_input_ids", "prompt_input_ids", "rejected_input_ids"]:
+                before, *two = (
+                    [(token, True) for token in tokens_of(number, fields, vocabulary, f"{name}_input_ids")]
+                    for name in ("prompt", "chosen", "rejected")
+                )
+            case names:
+                what = ", ".join(names)[:80] or "none"
+                raise RowsInvalid(f"fields {what}; prompt, chosen and rejected expected", number)
+        if two[0] == two[1]:
+            raise RowsInvalid("chosen and rejected are the same: nothing is preferred", number)
+        untrained = [(token, False) for token, _ in before]
+        yield Pair(*(_checked(number, [*untrained, *one]) for one in two))
+
+
+def _preferred(number: int, fields: Mapping[str, Any], name: str, tokens: Tokens) -> list[tuple[int, bool]]:
+    """Return the tokens of a part of a pair, and which of them are trained."""
+    if isinstance(fields[name], list):
+        parts = turns_of(number, fields[name], tokens)
+        return [(token, trained) for part, trained in parts for token in part]
+    end = [] if name == "prompt" else _end(tokens)
+    return [(token, True) for token in tokens.encode(text_of(number, fields, name)) + end]
 
 
 def objects_of(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -153,9 +208,12 @@ def _example(number: int, fields: Mapping[str, Any], tokens: Tokens) -> Example:
         case ["messages"]:
             parts = list(turns_of(number, fields["messages"], tokens))
         case names:
+            more = ""
+            if {"chosen", "rejected"} <= set(names):
+                more = "; a file of preferences needs preference: dpo"
             raise RowsInvalid(
                 f"fields {', '.join(names)[:80] or 'none'}; prompt and completion, messages, text, or input_ids "
-                "expected", number,
+                f"expected{more}", number,
             )  # fmt: skip
     return _checked(number, [(token, trained) for part, trained in parts for token in part])
 
@@ -186,12 +244,12 @@ def _integers(number: int, fields: Mapping[str, Any], name: str) -> list[int]:
     return values
 
 
-def tokens_of(number: int, fields: Mapping[str, Any], vocabulary: int) -> list[int]:
-    """Return the field ``input_ids`` of a line. Raises RowsInvalid."""
-    tokens = _integers(number, fields, "input_ids")
+def tokens_of(number: int, fields: Mapping[str, Any], vocabulary: int, name: str = "input_ids") -> list[int]:
+    """Return a field of a line with numbers of tokens. Raises RowsInvalid."""
+    tokens = _integers(number, fields, name)
     for place, token in enumerate(tokens):
         if not 0 <= token < vocabulary:
-            raise RowsInvalid(f"input_ids: {token} at place {place}, the vocabulary has {vocabulary}", number)
+            raise RowsInvalid(f"{name}: {token} at place {place}, the vocabulary has {vocabulary}", number)
     return tokens
 
 
@@ -231,23 +289,48 @@ def fitted(
     kept: list[Example] = []
     dropped: list[tuple[int, str]] = []
     for example in examples:
-        one = example
-        if len(one.tokens) - 1 > max_length:
-            if long_rows == "refuse":
-                raise RowsInvalid(
-                    f"{len(one.tokens)} tokens, at most {max_length + 1}: shorten it, or set long_rows", one.line
-                )
-            one = Example(one.line, one.tokens[: max_length + 1], one.trained[: max_length + 1])
-            if long_rows == "drop" or not any(one.trained[1:]):
-                dropped.append((one.line, f"{len(example.tokens)} tokens, at most {max_length + 1}"))
-                continue
-        kept.append(one)
+        one = _fitted(example, max_length, long_rows)
+        if isinstance(one, str):
+            dropped.append((example.line, one))
+        else:
+            kept.append(one)
     if not kept:
         raise RowsInvalid("no row is left")
     return kept, dropped
 
 
-def split_rows(examples: Sequence[Example], share_nano: int) -> tuple[list[Example], list[Example]]:
+def fitted_pairs(
+    pairs: Iterator[Pair], max_length: int, long_rows: str = "refuse"
+) -> tuple[list[Pair], list[tuple[int, str]]]:
+    """Return the pairs of a job, as ``fitted`` does examples: a pair is dropped with either of its two."""
+    kept, dropped = list[Pair](), list[tuple[int, str]]()
+    for pair in pairs:
+        found = [_fitted(one, max_length, long_rows) for one in pair]
+        two = [one for one in found if isinstance(one, Example)]
+        if len(two) == len(pair):
+            kept.append(Pair(*two))
+        else:
+            dropped.append((pair.line, next(one for one in found if isinstance(one, str))))
+    if not kept:
+        raise RowsInvalid("no row is left")
+    return kept, dropped
+
+
+def _fitted(example: Example, max_length: int, long_rows: str) -> Example | str:
+    """Return an example that fits, or why there is none. Raises RowsInvalid where it is to be refused."""
+    if len(example.tokens) - 1 <= max_length:
+        return example
+    if long_rows == "refuse":
+        raise RowsInvalid(
+            f"{len(example.tokens)} tokens, at most {max_length + 1}: shorten it, or set long_rows", example.line
+        )
+    one = Example(example.line, example.tokens[: max_length + 1], example.trained[: max_length + 1])
+    if long_rows == "drop" or not any(one.trained[1:]):
+        return f"{len(example.tokens)} tokens, at most {max_length + 1}"
+    return one
+
+
+def split_rows(examples: Sequence[_Row], share_nano: int) -> tuple[list[_Row], list[_Row]]:
     """Return the examples to train on, and a share of them for validation, at least one of each.
 
     Which ones does not depend on a job's seed, so jobs about one file are compared on the same rows. Both keep
@@ -270,6 +353,12 @@ def make_rows(
 ) -> TokenRows:
     """Return the rows of a job's data. Raises RowsInvalid as ``fitted``."""
     return rows_of(*fitted(examples, max_length, long_rows))
+
+
+def pair_rows_of(kept: Sequence[Pair], dropped: Sequence[tuple[int, str]] = ()) -> TokenRows:
+    """Return the rows of pairs: both sequences of a pair stand one behind the other."""
+    found = rows_of([one for pair in kept for one in pair], dropped)
+    return replace(found, rows=len(kept))
 
 
 def rows_of(kept: Sequence[Example], dropped: Sequence[tuple[int, str]] = ()) -> TokenRows:

@@ -6,6 +6,11 @@ matrices: ``x W' + (alpha / rank) x A' B'`` takes the place of ``x W'``. They an
 Only tokens of completions are trained. A row of the data has ``slots`` for them; the head runs for these alone.
 The loss is the sum over all trained tokens of a batch divided by their number.
 
+A job on preferences (DPO) has pairs of sequences in place of rows: one that is chosen and one that is rejected.
+The same model without adapters is the reference, in the same step. The loss of a pair is
+``log(1 + exp(-margin))``. The margin is ``beta`` times how much more the adapters add to the log probability of
+the chosen one.
+
 The way back through a frozen weight contracts the weight's own integers along their other axis. The exponents of
 its rows go into the columns of the gradient before that is quantised, so a weight is never quantised again.
 """
@@ -24,6 +29,7 @@ from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_layers import (
     NOTHING,
+    STREAM_LIMIT,
     TUNED_BITS,
     TUNED_PAIR_BITS,
     Attended,
@@ -53,6 +59,7 @@ from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
 __all__ = [
+    "BETA_NANO_MAX",
     "CLIPPED_MAX",
     "EVALUATION_BEST",
     "EVALUATION_LOSSES",
@@ -107,6 +114,9 @@ EVALUATION_LOSSES: Final = "evaluation/losses"
 EVALUATION_BEST: Final = "evaluation/best"
 """The lowest of them so far; zero before the first one."""
 _GRADIENT_BOUND: Final = 100
+BETA_NANO_MAX: Final = 100 * NANO
+MARGIN_EXPONENT: Final = 7
+"""Margins of pairs count up to 2^7."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,8 @@ class FinetuneShape:
     accumulate: int = 1
     evaluate_every: int = 0
     keeps_best: int = 0
+    preference: int = 0
+    """Of a job on preferences ``beta`` in units of 10^-9. Then ``rows`` are pairs, of twice ``length`` tokens."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX or not 1 <= self.alpha <= ALPHA_MAX:
@@ -138,7 +150,9 @@ class FinetuneShape:
             raise ProgramInvalid(f"targets are some of {', '.join(PROJECTIONS)}, in this order")
         if not 1 <= self.slots <= self.length <= self.model.context:
             raise ProgramInvalid(f"{self.slots} trained of {self.length} tokens; context {self.model.context}")
-        if self.batch < 1 or self.batch * self.length > TERMS_MAX:
+        if not 0 <= self.preference <= BETA_NANO_MAX:
+            raise ProgramInvalid(f"a beta of {self.preference} x 10^-9")
+        if self.batch < 1 or self.sequences * self.length > TERMS_MAX:
             raise ProgramInvalid(f"a batch of {self.batch} rows of {self.length} tokens")
         if not 1 <= self.train_rows <= self.rows <= COUNT_MAX:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
@@ -149,6 +163,16 @@ class FinetuneShape:
     def loop(self, updates: int) -> Loop:
         """Return the training loop of so many updates."""
         return Loop(self.batch, self.rows, self.train_rows, self.accumulate, self.evaluate_every, updates)
+
+    @property
+    def parts(self) -> int:
+        """Sequences of a row: two of a pair."""
+        return 2 if self.preference else 1
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a batch."""
+        return self.batch * self.parts
 
     @property
     def is_whole(self) -> bool:
@@ -265,7 +289,9 @@ def losses_place(shape: FinetuneShape) -> tuple[int, int]:
 def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of the data."""
     columns = {PLACES: shape.slots, SLOTS: shape.length, TARGETS: shape.slots, ROW_TOKENS: shape.length}
-    return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
+    return {
+        name: TensorType(ElementType.INT32, shape.rows, shape.parts * count) for name, count in columns.items()
+    }
 
 
 def finetune_program(shape: FinetuneShape, rates: FinetuneRates, *, checks_bounds: bool = True) -> Program:
@@ -294,18 +320,21 @@ class Part(IntEnum):
 
     START = 1
     FORWARD = 2
-    HEAD = 3
-    BACKWARD = 4
+    BETWEEN = 3
+    REFERENCE = 4
+    """The way forward without adapters, of a job on preferences."""
+    HEAD = 5
+    BACKWARD = 6
     """From the highest layer to the lowest."""
-    GRADIENTS = 5
-    PROBE = 6
-    SQUARES = 7
-    SUMS = 8
-    FACTOR = 9
-    CLIPPED = 10
-    RATE = 11
-    UPDATES = 12
-    BEST = 13
+    GRADIENTS = 7
+    PROBE = 8
+    SQUARES = 9
+    SUMS = 10
+    FACTOR = 11
+    CLIPPED = 12
+    RATE = 13
+    UPDATES = 14
+    BEST = 15
 
 
 @dataclass(frozen=True)
@@ -320,6 +349,13 @@ class Needs:
         return self.below or any(name in self.targets for name in names)
 
 
+class Reference(Layers):
+    """The model without adapters, with the widths of fine-tuning."""
+
+    bits = STEP_BITS
+    pair_bits = PAIR_BITS
+
+
 class _Step(Layers):
     """The tensors of a step while its program is built."""
 
@@ -328,7 +364,7 @@ class _Step(Layers):
 
     def __init__(self, shape: FinetuneShape, rates: FinetuneRates, build: Builder) -> None:
         super().__init__(
-            shape.model, build, batch=shape.batch, length=shape.length,
+            shape.model, build, batch=shape.sequences, length=shape.length,
             first=build.call("number", attributes=(0,)), kind=SourceKind.MODEL,
         )  # fmt: skip
         self._job, self._rates = shape, rates
@@ -346,12 +382,14 @@ class _Step(Layers):
     def program(self) -> Program:
         """Return the whole step."""
         build, job = self.build, self._job
-        stream = self.embedded(self._column(ROW_TOKENS, job.length, job.model.vocabulary - 1))
+        first = stream = self.embedded(self._column(ROW_TOKENS, job.length, job.model.vocabulary - 1))
         layers: list[Layer] = []
         for number in range(job.model.layers):
             self._mark(Part.FORWARD, number)
             layers.append(self.layer(stream, number))
             stream = layers[-1].stream
+        if job.preference:
+            self._refer(first)
         self._mark(Part.HEAD)
         loss, gradient = self._head(stream)
         loss = self._summed(loss)
@@ -384,7 +422,7 @@ class _Step(Layers):
         """Return integers of the batch's rows as one column, one row below the other."""
         rows = self.build.call("gather", self.source(name, SourceKind.DATA), self._order)
         found = self.build.call("load_integers", rows, attributes=(0, most))
-        return self.build.call("split_heads", found, attributes=(self._job.batch, width))
+        return self.build.call("split_heads", found, attributes=(self._job.batch, self._job.parts * width))
 
     def _kept(self, values: int) -> int:
         """Return values rounded to binary32."""
@@ -483,39 +521,104 @@ class _Step(Layers):
             parts.append(build.contract(inner_change, turned, PAIR_BITS))
         return parts
 
-    def _head(self, stream: int) -> tuple[int, int]:
-        """Return the mean cross entropy of the trained tokens, and its gradient by the stream.
-
-        Where some steps update nothing it is the sum in place of the mean.
-        """
+    def _refer(self, first: int) -> None:
+        """Note the stream after all layers of the model without adapters."""
         build, job = self.build, self._job
-        places = self._column(PLACES, job.slots, job.length)
-        picked = build.call("gather_groups", stream, places, attributes=(job.batch,))
-        norm, logits = self.logits(picked)
-        targets = self._column(TARGETS, job.slots, job.model.vocabulary - 1)
-        wanted = build.call("one_hot", targets, attributes=(job.model.vocabulary,))
-        # 1 for a slot that is used: the place of a free one is no column.
-        used = build.row_sum(build.call("one_hot", places, attributes=(job.length,)))
+        self._mark(Part.BETWEEN)
+        self._reference = Reference(
+            job.model, build, batch=self.batch, length=self.length, first=self.first, kind=SourceKind.MODEL
+        )
+        # The same numbers in a tensor of its own: otherwise the first layer would share calls with that above.
+        stream = build.call("load", build.call("store", first, attributes=(STREAM_LIMIT,)))
+        for number in range(job.model.layers):
+            self._mark(Part.REFERENCE, number)
+            stream = self._reference.layer(stream, number).stream
+        self._referred = stream
+
+    def _preferred(self, losses: int, used: int, places: int, wanted: int) -> tuple[int, int]:
+        """Return the mean loss of pairs, and by what the gradient of each trained token's cross entropy counts."""
+        build, job, ones = self.build, self._job, self.one
+        picked = build.call("gather_groups", self._referred, places, attributes=(self.batch,))
+        _, logits = self._reference.logits(picked)
+        shifted = build.call("subtract", logits, build.call("row_maximum", logits))
+        norms = build.row_sum(build.call("exp", shifted))
+        chosen = build.row_sum(build.call("multiply", shifted, wanted))
+        others = build.call("subtract", build.call("log", norms), chosen)
+        gains = build.call("multiply", build.call("subtract", others, losses), used)
+        slots, pair = (self.batch, job.slots), (job.batch, job.parts)
+        sums = build.row_sum(build.call("join_heads", gains, attributes=slots))
+        numbers = [build.call("number", attributes=(number,)) for number in range(job.parts)]
+        first, second = (build.call("one_hot", number, attributes=(job.parts,)) for number in numbers)
+        signs = build.call("subtract", first, second)  # the chosen one, and the rejected one
+        pairs = build.call("multiply", build.call("join_heads", sums, attributes=pair), signs)
+        beta = build.constant(job.preference / NANO)
+        margin = build.call("multiply", build.row_sum(pairs), beta)
+        # Beyond 2^7 the loss stays what it is there, and a pair that is as wrong as that counts in full.
+        margin = build.call("bound", margin, attributes=(MARGIN_EXPONENT,))
+        powers = build.call("exp", build.call("subtract", self.zero, margin))
+        loss = build.call("log", build.call("add", powers, ones))
+        weight = build.call("divide", ones, build.call("add", build.call("exp", margin), ones))
+        share = self._pair_share()
+        mean = build.row_sum(self._transposed(build.call("multiply", loss, share)))
+        weight = build.call("multiply", build.call("multiply", weight, beta), share)
+        column = build.call("split_heads", build.call("multiply", weight, signs), attributes=pair)
+        spread = build.call("multiply", build.call("join_heads", used, attributes=slots), column)
+        return mean, build.call("split_heads", spread, attributes=slots)
+
+    def _pair_share(self) -> int:
+        """Return by what each pair counts: its share of the batch, or 1 where some steps update nothing."""
+        build, job = self.build, self._job
+        if job.is_whole:
+            return build.constant(1.0 / job.batch)
+        counted = build.call("loop_weights", attributes=(*self._loop, 1))
+        self._tokens = build.row_sum(self._transposed(counted))
+        if job.is_gated:
+            return counted
+        count = build.call("add", self._tokens, build.constant(NOTHING))
+        return build.call("bound", build.call("divide", counted, count), attributes=(0,))
+
+    def _token_share(self, used: int) -> tuple[int, int]:
+        """Return which slots count, and by what: their share of all, or 1 where some steps update nothing."""
+        build, job = self.build, self._job
         if not job.is_whole:
             weights = build.call("loop_weights", attributes=(*self._loop, job.slots))
             used = build.call("multiply", used, weights)
         self._tokens = build.row_sum(self._transposed(used))
         if job.is_gated:
-            share = used
-        else:
-            count = build.call("add", self._tokens, build.constant(NOTHING))
-            share = build.call("bound", build.call("divide", used, count), attributes=(0,))
+            return used, used
+        count = build.call("add", self._tokens, build.constant(NOTHING))
+        return used, build.call("bound", build.call("divide", used, count), attributes=(0,))
+
+    def _head(self, stream: int) -> tuple[int, int]:
+        """Return the mean cross entropy of the trained tokens, or loss of pairs, and its gradient by the stream.
+
+        Where some steps update nothing it is the sum in place of the mean.
+        """
+        build, job = self.build, self._job
+        places = self._column(PLACES, job.slots, job.length)
+        picked = build.call("gather_groups", stream, places, attributes=(self.batch,))
+        norm, logits = self.logits(picked)
+        targets = self._column(TARGETS, job.slots, job.model.vocabulary - 1)
+        wanted = build.call("one_hot", targets, attributes=(job.model.vocabulary,))
+        # 1 for a slot that is used: the place of a free one is no column.
+        used = build.row_sum(build.call("one_hot", places, attributes=(job.length,)))
+        share = used
+        if not job.preference:
+            used, share = self._token_share(used)
         shifted = build.call("subtract", logits, build.call("row_maximum", logits))
         powers = build.call("exp", shifted)
         norms = build.row_sum(powers)
         chosen = build.row_sum(build.call("multiply", shifted, wanted))
         losses = build.call("subtract", build.call("log", norms), chosen)
-        loss = build.row_sum(self._transposed(build.call("multiply", losses, share)))
+        if job.preference:
+            loss, share = self._preferred(losses, used, places, wanted)
+        else:
+            loss = build.row_sum(self._transposed(build.call("multiply", losses, share)))
         shares = build.call("bound", build.call("divide", powers, norms), attributes=(0,))
         surplus = build.call("multiply", build.call("subtract", shares, wanted), share)
         gradient = self._through_norm(norm, self.folded(surplus, self.weight(self.head), 1, HEAD_BITS))
         slots = self._column(SLOTS, job.length, job.slots)
-        return loss, self._kept(build.call("gather_groups", gradient, slots, attributes=(job.batch,)))
+        return loss, self._kept(build.call("gather_groups", gradient, slots, attributes=(self.batch,)))
 
     def _through_norm(self, norm: Normed, gradient: int) -> int:
         build = self.build

@@ -38,6 +38,8 @@ def finetune_cost(shape: FinetuneShape, rates: FinetuneRates) -> Cost:
     """Return units and calls of ``finetune_program(shape, rates)``."""
     model, step = shape.model, _Tally(shape)
     each = step.forward().plus(step.updates(rates)).times(model.layers)
+    if shape.preference:
+        each = each.plus(step.reference.forward().times(model.layers))
     above = step.backward(Needs(True, shape.targets)).times(model.layers - 1)
     return step.once(rates).plus(each, above, step.backward(Needs(False, shape.targets))).cost
 
@@ -55,15 +57,41 @@ def check_finetune(shape: FinetuneShape, rates: FinetuneRates) -> None:
     finetune_program(replace(shape, model=replace(shape.model, layers=layers)), rates)
 
 
+class _Reference(LayersTally):
+    """The way forward without adapters. Its weights and vectors are those of the other way."""
+
+    def weight(self, found: Tally, outputs: int, inputs: int) -> None:
+        """See LayersTally: it is loaded already."""
+
+    def _loaded(self, found: Tally, columns: int, vectors: int) -> Tally:
+        cost = UNITS["load"]
+        found.add(-vectors * (cost.call + cost.element * columns), -vectors)
+        return found
+
+    def logits(self, found: Tally, rows: int) -> None:
+        """See LayersTally."""
+        super().logits(found, rows)
+        self._loaded(found, self.model.width, 1)
+
+    def forward(self) -> Tally:
+        """See LayersTally."""
+        found = self._loaded(super().forward(), self.model.width, 2)
+        if self.model.biased:
+            self._loaded(found, self.queries, 1)
+            self._loaded(found, self.keys, 2)
+        return found
+
+
 class _Tally(LayersTally):
     """The parts of a step of one shape."""
 
     def __init__(self, shape: FinetuneShape) -> None:
         super().__init__(
-            shape.model, batch=shape.batch, length=shape.length, seen=shape.length, rank=shape.rank,
+            shape.model, batch=shape.sequences, length=shape.length, seen=shape.length, rank=shape.rank,
             targets=shape.targets,
         )  # fmt: skip
-        self.job, self.picked = shape, shape.batch * shape.slots
+        self.job, self.picked = shape, shape.sequences * shape.slots
+        self.reference = _Reference(shape.model, batch=shape.sequences, length=shape.length, seen=shape.length)
         self.group_rows = shape.model.heads // shape.model.key_heads * shape.length
 
     def once(self, rates: FinetuneRates) -> Tally:
@@ -75,7 +103,7 @@ class _Tally(LayersTally):
             found.each(job.batch, "loop_rows")
         self.start(found)
         found.each(1, "number", "learning_rate", *["scalar"] * len(self._constants(rates)))
-        found.column(job.batch, job.length)
+        found.column(job.sequences, job.length)
         if self._turns_back():
             found.each(rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
@@ -117,15 +145,17 @@ class _Tally(LayersTally):
         }  # fmt: skip
         found |= {beta / NANO for beta in betas} | {(NANO - beta) / NANO for beta in betas}
         found |= {adamw.weight_decay_nano / NANO} if adamw.weight_decay_nano else set()
+        found |= {self.job.preference / NANO} if self.job.preference else set()
+        found |= {1.0 / self.job.batch} if self.job.preference and self.job.is_whole else set()
         return found | ({rates.clip_nano / NANO} if rates.clip_nano else set())
 
     def _head(self, found: Tally) -> None:
         """Count the loss of the trained tokens, and its gradient by the stream."""
         job, model, picked = self.job, self.model, self.picked
         logits = picked * model.vocabulary
-        found.column(job.batch, job.slots)
-        found.column(job.batch, job.slots)
-        found.column(job.batch, job.length)
+        found.column(job.sequences, job.slots)
+        found.column(job.sequences, job.slots)
+        found.column(job.sequences, job.length)
         found.each(picked * model.width, "gather_groups")
         self.logits(found, picked)
         found.each(logits, "one_hot", "subtract", "exp", "multiply", "divide", "bound", "subtract", "multiply")
@@ -134,17 +164,50 @@ class _Tally(LayersTally):
         found.fold("row_maximum", picked, logits)
         found.row_sum(picked, logits)
         found.row_sum(picked, logits)
-        found.each(picked, "transpose", "log", "subtract", "multiply", "transpose")
-        found.row_sum(1, picked)
-        found.row_sum(1, picked)
-        if not job.is_whole:
-            found.each(picked, "loop_weights", "multiply")
-        if not job.is_gated:
-            found.each(1, "add")
-            found.each(picked, "divide", "bound")
+        found.each(picked, "log", "subtract")
+        if job.preference:
+            self._pairs(found)
+        else:
+            found.each(picked, "transpose", "multiply", "transpose")
+            found.row_sum(1, picked)
+            found.row_sum(1, picked)
+            if not job.is_whole:
+                found.each(picked, "loop_weights", "multiply")
+            if not job.is_gated:
+                found.each(1, "add")
+                found.each(picked, "divide", "bound")
         found.through_weight(picked, model.vocabulary, model.width)
         found.through_norm(picked, model.width)
         found.each(self.rows * model.width, "gather_groups", "store", "load")
+
+    def _pairs(self, found: Tally) -> None:
+        """Count what comes of the reference, and the loss of pairs."""
+        job, model, picked, pairs, both = self.job, self.model, self.picked, self.job.batch, self.job.sequences
+        logits = picked * model.vocabulary
+        found.each(self.rows * model.width, "store", "load")
+        found.each(picked * model.width, "gather_groups")
+        self.reference.logits(found, picked)
+        found.each(logits, "subtract", "exp", "multiply")
+        found.fold("row_maximum", picked, logits)
+        found.row_sum(picked, logits)
+        found.row_sum(picked, logits)
+        found.each(picked, "log", "subtract", "subtract", "multiply", "join_heads")
+        found.row_sum(both, picked)
+        found.each(both, "join_heads", "multiply", "multiply", "split_heads")
+        found.each(job.parts, "one_hot", "one_hot", "subtract")
+        found.each(1, "number")
+        found.row_sum(pairs, both)
+        found.each(pairs, *["multiply"] * 4, "bound", "subtract", "exp", "add", "log", "exp", "add", "divide")
+        found.each(pairs, "transpose")
+        found.row_sum(1, pairs)
+        found.each(picked, "join_heads", "multiply", "split_heads")
+        if job.is_whole:
+            return
+        found.each(pairs, "loop_weights", "transpose")
+        found.row_sum(1, pairs)
+        if not job.is_gated:
+            found.each(1, "add")
+            found.each(pairs, "divide", "bound")
 
     def backward(self, needs: Needs) -> Tally:
         """Return the way back through a layer."""

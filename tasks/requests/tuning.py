@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.models.jobs import TuningSettings
 from tasks.models.rows import LONG_ROWS
+from tasks.programs.finetune import BETA_NANO_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
@@ -19,8 +20,12 @@ _WHOLE: Final = (
     "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps", "accumulate",
     "evaluate_every", "patience", "save_every",
 )  # fmt: skip
-_FRACTIONS: Final = ("learning_rate", "weight_decay", "clip")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation", "adapter")
+_FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
+_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation", "adapter", "preference")
+PREFERENCES: Final = ("dpo",)
+"""What trains on preferences."""
+BETA_NANO: Final = NANO // 10
+"""As trainers begin with."""
 KEPT: Final = ("last", "best")
 """Which adapters the result has."""
 _LORA: Final = ("rank", "alpha", "targets")
@@ -92,6 +97,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         # After evaluations in vain the last state is not the one that is wanted.
         keep=fields.choice("keep", KEPT, "best" if fields.has("patience") else usual.keep),
         patience=fields.whole("patience", usual.patience),
+        beta_nano=_beta(fields),
         save_every=fields.whole("save_every", usual.save_every),
     )
     data = path_or_task(fields, "data")
@@ -108,6 +114,19 @@ def _validation(fields: JobFields) -> tuple[int, str]:
     if not 0 < share < NANO:
         raise fields.wrong("validation", "validation: a share of the rows above 0 and below 1, or a file expected")
     return share, ""
+
+
+def _beta(fields: JobFields) -> int:
+    """Return beta of a job on preferences in units of 10^-9, 0 for any other job."""
+    if not fields.has("preference"):
+        if fields.has("beta"):
+            raise fields.wrong("beta", "beta: only for a job on preferences; add preference: dpo")
+        return 0
+    fields.choice("preference", PREFERENCES, PREFERENCES[0])
+    beta = fields.nano("beta", BETA_NANO, BETA_NANO_MAX // NANO)
+    if not beta:
+        raise fields.wrong("beta", f"beta: above 0, up to {BETA_NANO_MAX // NANO}")
+    return beta
 
 
 def _targets(fields: JobFields, otherwise: tuple[str, ...]) -> tuple[str, ...]:

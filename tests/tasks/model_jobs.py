@@ -55,10 +55,13 @@ class LiarsGames(NamedTuple):
     as_challenger: Played
 
 
-def games_of_liars(spec: JobSpec, job: Job, honest: SegmentRun, before: bytes) -> Iterator[LiarsGames]:
+def games_of_liars(
+    spec: JobSpec, job: Job, honest: SegmentRun, before: bytes, tensors: range | None = None
+) -> Iterator[LiarsGames]:
     """Yield the games of LIARS liars, each with one false tensor of the segment that ``honest`` ran.
 
     The questions are those of a window on a ledger, after ``before``, the root of the state there.
+    With ``tensors`` the false one is one of these.
     """
     arrays, world, end = engine("numpy"), World(), honest.end_record
     world.add_machine(1), world.add_machine(2)
@@ -79,7 +82,7 @@ def games_of_liars(spec: JobSpec, job: Job, honest: SegmentRun, before: bytes) -
         random = Random(seed)
         step, tensor = (
             random.randrange(job.steps),
-            random.randrange(len(job.program.sources), len(job.program.types)),
+            random.choice(tensors or range(len(job.program.sources), len(job.program.types))),
         )
         liar, served = lie(job, honest, arrays, step, tensor, random), bool(seed % 2)
         if liar.question.end == end:

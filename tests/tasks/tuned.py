@@ -13,6 +13,7 @@ from tasks.kinds.finetune import (
     Adapters,
     BaseModel,
     FinetunePart,
+    Preference,
     RateSchedule,
     RowSet,
     TrainingLoop,
@@ -41,14 +42,15 @@ def of_shape(loop: TrainingLoop) -> dict[str, Any]:
 def tuned(
     layers: int = 1, targets: tuple[str, ...] = ("query", "key", "value", "output"),
     shape: LlamaShape | None = None, segment: int = 2, updates: int = STEPS, samples: int = 4,
-    loop: TrainingLoop = PLAIN_LOOP, window: int = 0,
+    loop: TrainingLoop = PLAIN_LOOP, window: int = 0, preference: int = 0,
 ) -> tuple[JobSpec, TuningPlan, Tuning]:  # fmt: skip
     """Return a job, its plan, and the contents of its model and rows. ``shape`` is another one than the tiny.
 
-    Of the four rows the first ``samples`` are trained on. The loop's steps follow from its ``updates``.
+    Of the four rows, or pairs, the first ``samples`` are trained on. The loop's steps follow from its ``updates``.
     """
     rates = FinetuneRates(Rates(20_000_000), "cosine", 1, updates, NANO)
-    made = tuning(shape or replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4)
+    made = tuning(shape or replace(TINY, layers=layers), rates, targets, batch=2, rows=4, length=6, slots=4,
+                  preference=preference)  # fmt: skip
     made = replace(made, job=replace(made.job, train_rows=samples, **of_shape(loop)))
     plan = TuningPlan(made.job, rates, bytes(range(32)), loop.patience)
     model, job = made.job.model, made.job
@@ -64,6 +66,7 @@ def tuned(
         optimiser=Optimiser("adamw", *rates.adamw),
         rates=RateSchedule(rates.schedule, rates.warmup_steps, rates.clip_nano),
         loop=loop,
+        preference=Preference(preference) if preference else None,
     )  # fmt: skip
     total = plan.loop.steps
     schedule = Schedule(total, segment, window or total)

@@ -69,12 +69,20 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
     memory = needs_of(job.spec, open_windows_max=1).process
     return {
         **_told_left(part.start, "goes on from"),
-        "rows": f"{rows.samples} of {rows.length} tokens, {rows.slots} of them trained at most",
+        **_told_rows(part),
         "updates": f"{loop.updates}, {batch} each; {counted(loop.steps, 'step')}",
         **validation,
         "memory": f"{-(-memory >> 20)} MiB for the process of the job",
         "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
     }
+
+
+def _told_rows(part: Any) -> Mapping[str, str]:
+    rows = part.dataset
+    told = f"{rows.samples} of {rows.length} tokens, {rows.slots} of them trained at most"
+    if part.preference is None:
+        return {"rows": told}
+    return {"pairs": f"{told}; by DPO with beta {part.preference.beta_nano / NANO:g}"}
 
 
 def decoding_told(

@@ -88,7 +88,13 @@ def test_plain_gradients_are_those_of_automatic_differentiation(shape: LlamaShap
 def _torch_loss(
     torch: Any, job: FinetuneShape, plain: Mapping[str, np.ndarray], adapters: Mapping[str, Any], rows: Rows
 ) -> Any:
-    """The model as torch's users write it."""
+    return torch_losses(torch, job, plain, adapters, rows)[0].mean()
+
+
+def torch_losses(
+    torch: Any, job: FinetuneShape, plain: Mapping[str, np.ndarray], adapters: Mapping[str, Any], rows: Rows
+) -> tuple[Any, Any]:
+    """Return the loss of each trained token, and its sequence: the model as torch's users write it."""
     shape, functional = job.model, torch.nn.functional
     weights = {name: torch.tensor(one) for name, one in plain.items()}
 
@@ -128,7 +134,7 @@ def _torch_loss(
     logits = normed(stream, "norm") @ weights["embedding" if shape.tied else "head"].T
     sequences, slots = (torch.tensor(one) for one in np.nonzero(rows.places < job.length))
     places, targets = (torch.tensor(one)[sequences, slots] for one in (rows.places, rows.targets))
-    return functional.cross_entropy(logits[sequences, places], targets)
+    return functional.cross_entropy(logits[sequences, places], targets, reduction="none"), sequences
 
 
 def test_the_loss_falls_as_in_plain_binary32() -> None:

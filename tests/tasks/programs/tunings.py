@@ -85,12 +85,13 @@ def content(values: np.ndarray, element: ElementType) -> bytes:
 
 
 def made_rows(job: FinetuneShape, seed: int = 5) -> Rows:
-    """Rows of random tokens; some slots are free, in one row all but one."""
+    """Rows of random tokens, two for a pair; some slots are free, in one row all but one."""
     random = np.random.default_rng(seed)
-    tokens = random.integers(0, job.model.vocabulary, (job.rows, job.length))
-    places = np.full((job.rows, job.slots), job.length)
-    targets = np.zeros((job.rows, job.slots), dtype=np.int64)
-    for row in range(job.rows):
+    rows = job.rows * job.parts
+    tokens = random.integers(0, job.model.vocabulary, (rows, job.length))
+    places = np.full((rows, job.slots), job.length)
+    targets = np.zeros((rows, job.slots), dtype=np.int64)
+    for row in range(rows):
         count = 1 if row == 1 else int(random.integers(1, job.slots + 1))
         places[row, :count] = np.sort(random.choice(job.length, count, replace=False))
         targets[row, :count] = random.integers(0, job.model.vocabulary, count)
@@ -98,7 +99,7 @@ def made_rows(job: FinetuneShape, seed: int = 5) -> Rows:
 
 
 def row_contents(job: FinetuneShape, rows: Rows) -> dict[str, bytes]:
-    slots = np.full((job.rows, job.length), job.slots)
+    slots = np.full((job.rows * job.parts, job.length), job.slots)
     for row, slot in zip(*np.nonzero(rows.places < job.length), strict=True):
         slots[row, rows.places[row, slot]] = slot
     found = {ROW_TOKENS: rows.tokens, PLACES: rows.places, TARGETS: rows.targets, SLOTS: slots}
@@ -108,9 +109,10 @@ def row_contents(job: FinetuneShape, rows: Rows) -> dict[str, bytes]:
 def tuning(
     model: LlamaShape, rates: FinetuneRates, targets: tuple[str, ...] = ("query", "key", "value", "output"),
     *, batch: int = 3, rows: int = 3, length: int = 10, slots: int = 6, spread: float = 0.2, seed: int = 5,
+    preference: int = 0,
 ) -> Tuning:  # fmt: skip
     """Return a job of a small model: adapters are random, both matrices of each."""
-    job = FinetuneShape(model, 4, 8, targets, batch, length, slots, rows, rows)
+    job = FinetuneShape(model, 4, 8, targets, batch, length, slots, rows, rows, preference=preference)
     random = np.random.default_rng(seed)
     state = {
         name: content(random.normal(0, spread, (kind.rows, kind.columns)), kind.element)
