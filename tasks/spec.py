@@ -211,6 +211,11 @@ class JobSpec(NamedTuple):
         return self.part.cores if isinstance(self.part, ContainerPart) else 0
 
     @property
+    def egress(self) -> tuple[str, ...]:
+        """Names that a container may reach (R129); none for a job that is no container."""
+        return self.part.process.egress if isinstance(self.part, ContainerPart) else ()
+
+    @property
     def rate_max(self) -> int:
         """The highest rate of a machine that is matched: a faster one would be paid for a slower one."""
         if isinstance(self.part, ContainerPart):
@@ -521,6 +526,12 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
             f"{' or '.join(kind.names)} can be run"
         )
     check_container(part)
+    if "process.egress" in found and not part.process.egress:
+        raise DecodeError("not a job specification: process.egress: left out where nothing is to be reached")
+    if spec.is_quorum and part.process.egress:
+        raise DecodeError(
+            "not a job specification: process.egress: none with level 1: what others answer may differ"
+        )
     if spec.is_quorum and not part.storage.output:
         raise DecodeError("not a job specification: storage.output: level 1 compares what is left there")
     if spec.is_quorum and part.metering.name != METER_RESERVED:

@@ -264,7 +264,7 @@ _CLASSIFIED: Final = (ClassifierPart._fields, _classified)
 
 def _contained(top: Mapping[str, Any]) -> ContainerPart:
     image = _fields(top["image"], "image", set(Image._fields))
-    process = _fields(top["process"], "process", set(Process._fields))
+    process = _fields(top["process"], "process", set(Process._fields) - {"egress"}, optional={"egress"})
     storage = _fields(top["storage"], "storage", set(Storage._fields))
     metering = _fields(top["metering"], "metering", set(Metering._fields))
     if not isinstance(storage["mounts"], list):
@@ -273,7 +273,7 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
         Image(_text(image["repository"], "image.repository"), _hash(image["digest"], "image.digest")),
         Process(
             _texts(process["command"], "process.command"), _texts(process["environment"], "process.environment"),
-            _number(process["user"], "process.user"),
+            _number(process["user"], "process.user"), _texts(process.get("egress", []), "process.egress"),
         ),
         Storage(
             tuple(_mounted(mount) for mount in storage["mounts"]), _text(storage["output"], "storage.output"),

@@ -199,6 +199,13 @@ def _stay(node: dict[str, Any]) -> str:
     return f"{stays}, notice {notice_s} s"
 
 
+def _reached(node: dict[str, Any]) -> str | None:
+    """Return the names that containers may reach there; None for a machine that runs no containers."""
+    if "container" not in node["roles"]:
+        return None
+    return ", ".join(node.get("egress", ())) or "nothing"
+
+
 def _hour_price(node: dict[str, Any]) -> str:
     """Return what an hour of one of its GPUs, or cores, costs by its own rate; by units where that is unknown."""
     if not node["rate"]:
@@ -251,6 +258,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "own report": _report(node, now_ms),
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",
             "offers": _stay(node),
+            "containers reach": _reached(node),
             "registered": f"height {node['registered_height']}",
             "version": node["version"],
         },

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from node.home.files import read_bounded
 from node.home.kind import CONFIG_LIMIT_BYTES, KIND_OPTION, check_kind, made_by
-from node.home.options import NodeOptions, RegistryOptions, UploadOptions
+from node.home.options import DockerOptions, NodeOptions, RegistryOptions, UploadOptions
 from rpc.gateway.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
 from state.primitives.listen import parse_host_port, parse_listen
+from tasks.executor.containers.egress.addresses import Network, parse_network
 from tasks.executor.measures import MEASURES
+from tasks.kinds.egress import EGRESS_MAX, entry_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -42,7 +44,9 @@ __all__ = [
     "flat_options",
     "load_options",
     "load_table",
+    "parse_barred",
     "parse_checkpoint",
+    "parse_egress",
     "parse_host_port",
     "parse_listen",
     "parse_operator",
@@ -71,6 +75,8 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
 
 
+BARRED_MAX: Final = 64
+"""Networks that an owner bars."""
 _BYTES_MAX: Final = 1 << 60
 _COUNT_MAX: Final = 1 << 20
 AMOUNT_MAX: Final = (1 << 127) - 1
@@ -104,6 +110,8 @@ BOUNDS: Final = {
     "executor.docker.disk_gib": (1, 1 << 20),
     "executor.docker.image_gib": (1, 1 << 20),
     "executor.docker.notice_s": (0, 600),
+    "executor.docker.egress_gib": (1, 1 << 20),
+    "executor.docker.egress_mbit_per_s": (1, 10_000_000),
     "executor.kubernetes.gpus": (0, 64),
     "executor.kubernetes.disk_gib": (1, 1 << 20),
     "executor.kubernetes.reserve_percent": (0, 100),
@@ -229,6 +237,36 @@ def parse_until(text: str) -> datetime | None:
             f"executor.docker.until: a time with its zone expected, as 2027-01-31T08:00+01:00, not {text[:40]!r}"
         )
     return found
+
+
+def parse_egress(docker: DockerOptions) -> tuple[str, ...]:
+    """Return the patterns of names that containers may reach, sorted. Raises ConfigError."""
+    found = set()
+    for text in docker.egress:
+        pattern = entry_of(text, is_pattern=True)
+        if pattern is None:
+            raise ConfigError(
+                f"executor.docker.egress: name, name:port, *.name:port or * expected, not {text[:60]!r}"
+            )
+        found.add(pattern)
+    if len(found) > EGRESS_MAX:
+        raise ConfigError(f"executor.docker.egress: {len(found)} patterns, at most {EGRESS_MAX}")
+    return tuple(sorted(found))
+
+
+def parse_barred(docker: DockerOptions) -> tuple[Network, ...]:
+    """Return the networks that no name may lead into. Raises ConfigError."""
+    if len(docker.egress_barred) > BARRED_MAX:
+        raise ConfigError(f"executor.docker.egress_barred: at most {BARRED_MAX} networks")
+    found = []
+    for text in docker.egress_barred:
+        network = parse_network(text)
+        if network is None:
+            raise ConfigError(
+                f"executor.docker.egress_barred: a network as 192.0.2.0/24 expected, not {text[:60]!r}"
+            )
+        found.append(network)
+    return tuple(found)
 
 
 def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
@@ -397,6 +435,8 @@ def check_options(options: NodeOptions) -> None:
     parse_operator(options.registry)
     parse_payout(options.registry)
     parse_until(options.executor.docker.until)
+    parse_egress(options.executor.docker)
+    parse_barred(options.executor.docker)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

@@ -201,6 +201,14 @@ class DockerOptions:
     """Run user 0 without rights on an engine without user namespaces; false: refuse it."""
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs that containers may have."""
+    egress: tuple[str, ...] = ()
+    """Names that containers may reach: name:port, ``*.name:port``, or ``*`` for all; without a port 443."""
+    egress_barred: tuple[str, ...] = ()
+    """Networks that no such name may lead into, beside private and special ones."""
+    egress_gib: int = 64
+    """Most that a container sends and receives."""
+    egress_mbit_per_s: int = 1_000
+    """Most that it sends and receives in a second."""
     on_desktop_use: str = "yield"
     """Somebody sits at the machine: ignore it, yield (the least share of the processor), or leave the task."""
     on_gpu_use: str = "yield"

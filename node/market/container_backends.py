@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.home.config import parse_egress
 from node.home.options import ExecutorOptions
 from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend
@@ -26,7 +27,7 @@ def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> Container
         return cluster_of(options, node, folder)
     lent = options.docker
     chosen = docker.DockerOptions(
-        lent.socket, lent.images, lent.disk_gib, lent.image_gib, lent.root_allowed, lent.gpus
+        lent.socket, lent.images, lent.disk_gib, lent.image_gib, lent.root_allowed, lent.gpus, parse_egress(lent)
     )
     logins = read_logins(Path(lent.logins)) if lent.logins else {}
     return docker.DockerBackend(chosen, node, folder, logins)

@@ -24,6 +24,7 @@ from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.container_attendance import Attendance
 from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
+from node.market.container_egress import ContainerEgress
 from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_leftovers import has_secrets, remove_container, remove_packed, wipe_private
 from node.market.container_live import Live
@@ -49,7 +50,13 @@ from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
-from tasks.executor.containers.errors import DigestMismatch, ImageUnavailable, NoRoom, NotStarted
+from tasks.executor.containers.errors import (
+    DigestMismatch,
+    EgressUnavailable,
+    ImageUnavailable,
+    NoRoom,
+    NotStarted,
+)
 from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
@@ -103,7 +110,7 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
         Image(part.image.repository, part.image.digest), limits, part.process.command, part.process.environment,
         mounts, storage.output, part.process.user,
         *(("", 0) if part.checkpoint is None else (part.checkpoint.path, checkpoint_limit(part))),
-        secrets=secrets, is_private=part.is_private,
+        secrets=secrets, is_private=part.is_private, egress=part.process.egress,
     )  # fmt: skip
 
 
@@ -113,7 +120,7 @@ class Containers:
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
         backend: ContainerBackend, keys: TaskKeys, *, data_dir: Path, policy: Policy | None = None,
-        notice_s: int = 0,
+        notice_s: int = 0, egress: ContainerEgress | None = None,
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
@@ -132,6 +139,8 @@ class Containers:
         self.is_leaving: Callable[[], bool] = lambda: False
         """Whether the owner takes the machine back."""
         self._notice_s = notice_s
+        self.egress = egress or ContainerEgress(backend)
+        """The proxies of containers that are to reach names."""
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -177,6 +186,7 @@ class Containers:
             return False
         if self._backend.is_local and not facts.has_user_namespace:
             _log.warning("containers with user 0 are this machine's root without its rights: no user namespace")
+        self.egress.note_facts(facts.closed)
         _log.info("this machine lends containers", engine=facts.version)
         return True
 
@@ -471,7 +481,7 @@ class Containers:
             try:
                 request = replace(request, is_resumed=self.checkpoints.is_restored(task))
                 await self._backend.start(task, request)
-            except NoRoom as error:
+            except (NoRoom, EgressUnavailable) as error:
                 await self._give_up(task, Reason.WORKER_LEFT, str(error))
             except NotStarted as error:
                 log = await self._seals.keep_log(
@@ -537,6 +547,8 @@ class Containers:
             nursery.start_soon(beside, partial(self._meter, task, spec, request, looks))
             nursery.start_soon(beside, self._attendances[task].run)
             nursery.start_soon(beside, stop)
+            if request.egress:
+                nursery.start_soon(beside, partial(self.egress.run, task, request.egress))
             nursery.start_soon(beside, partial(self.checkpoints.keep, task, spec, request, seconds))
             try:
                 ended.append(await self._backend.watch(task, request, look))
@@ -674,5 +686,5 @@ def containers_of(
     policy = Policy(Yielding(uses.on_desktop_use), Yielding(uses.on_gpu_use), Yielding(uses.on_load))
     return Containers(
         ledger, wallet, inputs, blobs, parameters, backend, keys, data_dir=data_dir, policy=policy,
-        notice_s=uses.notice_s,
+        notice_s=uses.notice_s, egress=ContainerEgress.of(backend, uses),
     )  # fmt: skip

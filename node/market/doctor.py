@@ -80,6 +80,10 @@ class Facts:
     """Upload rate that the options name; 0: unknown."""
     is_clock_kept: bool | None = None
     """The clock is set by the network; None: unknown."""
+    container_egress: tuple[str, ...] = ()
+    """Patterns of names that the options let containers reach, ..."""
+    container_closed: str = ""
+    """... and why they cannot."""
     container_cluster: bool = False
     """It is a cluster of Kubernetes, ..."""
     container_isolated: bool = True
@@ -121,6 +125,7 @@ def examine(facts: Facts) -> Sequence[Finding]:
             _isolation,
             _containers,
             _container_gpus,
+            _container_egress,
             _speed,
             _ports,
             _line,
@@ -282,6 +287,23 @@ def _containers(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("containers", Verdict.FINE, f"engine {facts.container_engine}")
+
+
+def _container_egress(facts: Facts) -> Iterator[Finding]:
+    if not facts.containers or not facts.container_engine:
+        return
+    if facts.container_cluster:
+        yield Finding("egress of containers", Verdict.FINE, "none: containers in a cluster reach no network")
+    elif not facts.container_egress:
+        yield Finding("egress of containers", Verdict.FINE, "none: executor.docker.egress names nothing")
+    elif facts.container_closed:
+        yield Finding(
+            "egress of containers", Verdict.WARNING,
+            f"{', '.join(facts.container_egress)} cannot be reached: {facts.container_closed}",
+            "run node and engine as root on one machine, in one namespace of processes",
+        )  # fmt: skip
+    else:
+        yield Finding("egress of containers", Verdict.FINE, f"{', '.join(facts.container_egress)}, by a proxy")
 
 
 def _container_gpus(facts: Facts) -> Iterator[Finding]:

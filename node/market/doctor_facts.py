@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import trio
 
+from node.home.config import parse_egress
 from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.market.container_backends import cluster_of
@@ -28,6 +29,7 @@ from state.primitives.errors import DekubeError
 from state.primitives.listen import parse_listen
 from tasks.executor.containers.backend import EngineFacts
 from tasks.executor.containers.docker import engine_facts
+from tasks.executor.containers.egress.entering import why_not_entered
 from tasks.executor.containers.engine import Engine
 from tasks.executor.supervisor import Capabilities, ProcessBackend, ProcessOptions
 
@@ -68,6 +70,10 @@ def gather(
         container_about=engine.about,
         container_gpus_asked=len(options.executor.docker.gpus),
         container_has_gpus=engine.has_gpus,
+        container_egress=parse_egress(options.executor.docker),
+        container_closed=why_not_entered(options.executor.docker.socket)
+        if options.executor.docker.enabled
+        else "",
         disk_mib_per_s=_disk_speed(home.root),
         link_mbit_per_s=_link_speed(),
         uplink_mbit_per_s=options.p2p.uplink_mbit_per_s,

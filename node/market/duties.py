@@ -561,6 +561,7 @@ class DutyService:
         self._profile = await trio.to_thread.run_sync(
             partial(
                 describe_machine, containers=self._lends_containers,
+                egress=self.containers is not None and self.containers.egress.is_open,
                 until_ms=stays_until(
                     self._options, self._ledger.head().steady_ms, time.time_ns() // 1_000_000
                 ),

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from node.home.config import parse_operator, parse_until
+from node.home.config import parse_egress, parse_operator, parse_until
 from node.home.files import write_whole
 from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
@@ -103,11 +103,13 @@ def stays_until(options: NodeOptions, steady_ms: int, now_ms: int) -> int:
 
 
 def describe_machine(
-    address: bytes, options: NodeOptions, rate: int, *, containers: bool = False, until_ms: int = 0
-) -> NodeProfile:
+    address: bytes, options: NodeOptions, rate: int, *, containers: bool = False, until_ms: int = 0,
+    egress: bool = False,
+) -> NodeProfile:  # fmt: skip
     """Return the profile of this machine; blocks for a moment where it asks the driver for its cards.
 
     ``containers``: its engine runs containers of strangers, which it keeps until ``until_ms`` (R104).
+    ``egress``: they can reach the names that its owner lets them (R130).
     """
     roles = NodeRole(0)
     if "compute" in options.roles:
@@ -135,6 +137,7 @@ def describe_machine(
         version=version("dekube-node"),
         consent=consent,
         until_ms=until_ms if roles & NodeRole.CONTAINER else 0,
+        egress=parse_egress(options.executor.docker) if egress and roles & NodeRole.CONTAINER else (),
     )
 
 

@@ -109,6 +109,11 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
         notes.append(f"after {idle_s} seconds in which its counter does not move it ends, says its machine")
     if part.process.environment:
         notes.append("the environment is public on the chain: no secrets in it, they have a field of their own")
+    if spec.egress:
+        notes.append(
+            f"it reaches {', '.join(spec.egress)} through its machine, which sees names and sizes; what it sends "
+            "there has left the task, in a private container too"
+        )
     job = ContainerJob(spec, tuple(blobs), tuple(notes))
     if not request.seal.has_any:
         return job

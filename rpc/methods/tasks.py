@@ -405,7 +405,14 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "batch": NUMBER,
             "image": obj({"repository": STRING, "digest": HASH_OUT}),
-            "process": obj({"command": array(STRING), "environment": array(STRING), "user": NUMBER}),
+            "process": obj(
+                {
+                    "command": array(STRING),
+                    "environment": array(STRING),
+                    "user": NUMBER,
+                    "egress": array(STRING),
+                }
+            ),
             "storage": obj(
                 {
                     "mounts": array(obj({"path": STRING, "blob": HASH_OUT, "size_bytes": NUMBER, "form": NUMBER})),

@@ -14,6 +14,7 @@ from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
+from tasks.kinds.egress import egress_fault
 from tasks.kinds.fields import Found, KindFields
 from tasks.kinds.plan import Input
 from tasks.programs.program import Program
@@ -161,12 +162,13 @@ class Image(NamedTuple):
 class Process(NamedTuple):
     """What runs in the image. No ``command`` is that of the image; ``environment`` has ``NAME=value``, sorted.
 
-    ``user`` is user and group.
+    ``user`` is user and group. ``egress`` are the names that it may reach (``tasks.kinds.egress``), sorted.
     """
 
     command: tuple[str, ...]
     environment: tuple[str, ...]
     user: int
+    egress: tuple[str, ...] = ()
 
 
 class Mount(NamedTuple):
@@ -273,7 +275,8 @@ class ContainerPart(NamedTuple):
         return cls(
             Image(found["image.repository"], found["image.digest"]),
             Process(
-                tuple(found["process.command"]), tuple(found["process.environment"]), found["process.user"]
+                tuple(found["process.command"]), tuple(found["process.environment"]), found["process.user"],
+                tuple(found.get("process.egress", ())),
             ),
             Storage(
                 tuple(_mount(item) for item in found["storage.mounts"]), found["storage.output"],
@@ -327,9 +330,9 @@ class ContainerPart(NamedTuple):
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
         mounts, output, most, disk = self.storage
-        command, environment, user = self.process
+        command, environment, user, egress = self.process
         return [
-            list(self.image), [list(command), list(environment), user],
+            list(self.image), [list(command), list(environment), user, *([[*egress]] if egress else ())],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
             list(self.metering), [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
             [] if self.sealed is None else list(self.sealed),
@@ -371,7 +374,8 @@ CONTAINER_FIELDS: Final = KindFields(
     texts=frozenset({
         "image.repository", "storage.output", "metering.name", "metering.pattern", "checkpoint.path",
     }),
-    names=frozenset({"process.command", "process.environment"}),
+    names=frozenset({"process.command", "process.environment", "process.egress"}),
+    trailing={"process": 1},
     optional=frozenset({"checkpoint", "sealed"}),
     lists=frozenset({"storage.mounts"}),
 )  # fmt: skip
@@ -386,10 +390,12 @@ def check_container(part: ContainerPart) -> None:
     repository = part.image.repository
     if len(repository) > REPOSITORY_LENGTH_MAX or not _REPOSITORY.fullmatch(repository):
         raise _wrong("image.repository", "a repository as docker.io/library/python expected, without a tag")
-    command, environment, _ = part.process
+    command, environment, _, egress = part.process
     if len(command) > COMMAND_MAX or any("\0" in word for word in command):
         raise _wrong("process.command", f"{COMMAND_MAX} words at most, without the byte 0")
     _check_environment(environment)
+    if fault := egress_fault(egress):
+        raise _wrong("process.egress", fault)
     _check_paths(part.storage, part.checkpoint)
     _check_metering(part.metering)
     _check_sealed(part)

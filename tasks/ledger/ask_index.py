@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Final, Generic, Protocol, TypeVar
 
+from tasks.kinds.egress import covering
+
 __all__ = ["AskIndex", "Thresholds", "bits_of", "places_of"]
 
 _BITS: Final = bytes(byte == ord("1") for byte in range(256))
@@ -69,6 +71,8 @@ class _Wanted(Protocol):
     @property
     def until_ms(self) -> int: ...
     @property
+    def egress(self) -> tuple[str, ...]: ...
+    @property
     def barred(self) -> frozenset[bytes]: ...
 
 
@@ -89,6 +93,8 @@ class _Offered(Protocol):
     def host_cores(self) -> int: ...
     @property
     def until_ms(self) -> int: ...
+    @property
+    def egress(self) -> tuple[str, ...]: ...
 
 
 _Ask = TypeVar("_Ask", bound=_Offered)
@@ -107,6 +113,11 @@ class AskIndex(Generic[_Ask]):
         self._memories = Thresholds([ask.memory_mib for ask in asks])
         self._host_cores = Thresholds([ask.host_cores for ask in asks])
         self._untils = Thresholds([ask.until_ms for ask in asks])
+        self._of_pattern: dict[str, int] = {}
+        """The asks that have a pattern of names that may be reached, by pattern."""
+        for at, ask in enumerate(asks):
+            for pattern in ask.egress:
+                self._of_pattern[pattern] = self._of_pattern.get(pattern, 0) | 1 << at
 
     def at_most(self, price: int) -> int:
         """Return the asks of ``price`` or less."""
@@ -117,9 +128,18 @@ class AskIndex(Generic[_Ask]):
         found = self.at_most(bid.limit) & self._gpus.at_least(bid.gpus) & self._memories.at_least(bid.memory_mib)
         found &= self.rates.at_least(bid.rate_min) & ~self.rates.at_least(bid.rate_max + 1)
         found &= self._host_cores.at_least(bid.host_cores) & self._untils.at_least(bid.until_ms)
+        for entry in bid.egress if found else ():
+            found &= self._letting_reach(entry)
         if found:
             for machine in bid.barred:
                 at = self.number.get(machine)
                 if at is not None:
                     found &= ~(1 << at)
+        return found
+
+    def _letting_reach(self, entry: str) -> int:
+        """Return the asks that let a container reach an entry: a few look-ups, however many asks there are."""
+        found = 0
+        for pattern in covering(entry):
+            found |= self._of_pattern.get(pattern, 0)
         return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from tasks.kinds.egress import is_covered
 from tasks.ledger.ask_index import AskIndex, bits_of, places_of
 from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
 
@@ -32,7 +33,8 @@ class Ask(NamedTuple):
 
     ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
     first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
-    runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time.
+    runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time. ``egress`` are
+    patterns of the names that containers may reach there.
     """
 
     machine: bytes
@@ -47,11 +49,14 @@ class Ask(NamedTuple):
     owner: bytes = b""
     host_cores: int = 0
     until_ms: int = 0
+    egress: tuple[str, ...] = ()
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms = self
-        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms = bid
+        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns = self
+        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms, names = (
+            bid
+        )
         return (
             gpus >= least_gpus
             and memory_mib >= least_mib
@@ -59,6 +64,7 @@ class Ask(NamedTuple):
             and host_cores >= least_cores
             and until_ms >= stays_ms
             and machine not in barred
+            and all(is_covered(name, patterns) for name in names)
         )
 
 
@@ -69,7 +75,7 @@ class Bid(NamedTuple):
     that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
     one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
     of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs. A machine
-    must have offered to stay until ``until_ms``.
+    must have offered to stay until ``until_ms``, and let containers reach the names in ``egress``.
     """
 
     task: bytes
@@ -87,6 +93,7 @@ class Bid(NamedTuple):
     spares: int = 0
     host_cores: int = 0
     until_ms: int = 0
+    egress: tuple[str, ...] = ()
 
 
 class Match(NamedTuple):

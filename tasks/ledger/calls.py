@@ -241,7 +241,7 @@ class _Call:
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
             reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
-            profile.until_ms,
+            profile.until_ms, profile.egress,
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:
@@ -250,7 +250,7 @@ class _Call:
         bid = Bid(
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
             frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
-            rate_max=case.spec.rate_max, until_ms=stay_of(case),
+            rate_max=case.spec.rate_max, until_ms=stay_of(case), egress=case.spec.egress,
         )  # fmt: skip
         if record.is_metered and case.spec.is_quorum:
             return self._bid_of_quorum(case, bid)

@@ -9,6 +9,7 @@ from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
+from tasks.kinds.egress import is_covered
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import (
@@ -38,6 +39,7 @@ __all__ = [
     "has_slot",
     "host_cores",
     "is_paused",
+    "lets_reach",
     "may_admit",
     "parties_of",
     "race",
@@ -272,6 +274,11 @@ def host_cores(profile: NodeProfile) -> int:
     return profile.cores if profile.roles & NodeRole.CONTAINER else 0
 
 
+def lets_reach(profile: NodeProfile, egress: Sequence[str]) -> bool:
+    """Tell whether a machine's owner lets containers reach all the names of a job (R130)."""
+    return not egress or (bool(profile.egress) and all(is_covered(entry, profile.egress) for entry in egress))
+
+
 def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
     """Tell whether a machine is what a job requires, at a price that it pays, and offers to stay ``until_ms``."""
     wanted = spec.requirements
@@ -282,5 +289,6 @@ def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
         and wanted.rate_min <= profile.rate <= spec.rate_max
         and host_cores(profile) >= spec.host_cores
         and profile.until_ms >= until_ms
+        and lets_reach(profile, spec.egress)
         and not (wanted.gpus > 1 and is_limited(profile))
     )

@@ -20,6 +20,7 @@ from state.primitives.receipts import Event, EventType
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import NodeUnknown
+from tasks.kinds.egress import egress_fault
 from tasks.ledger.deadlines import WAKE_SLOT, Due, schedule
 from tasks.ledger.parameters import TaskParameters
 from tasks.spec import GPUS_MAX, PRICE_MAX, RATE_MAX
@@ -133,7 +134,8 @@ class NodeProfile(NamedTuple):
     ``price_per_tera_unit`` is what it asks for 10^12 work units. ``rate`` is how many of them one job gets done in
     a second on one of its GPUs (of a node without GPUs: on one core); 0: unknown. It only sets deadlines.
     ``notice_ms`` is how long a container has to end when the machine leaves. It stays until ``until_ms`` of steady
-    time, or pays a fine (R106); 0: it may leave at any time.
+    time, or pays a fine (R106); 0: it may leave at any time. ``egress`` are patterns of the names that its owner
+    lets containers reach, sorted (R130).
     """
 
     operator: bytes
@@ -150,6 +152,7 @@ class NodeProfile(NamedTuple):
     version: str
     consent: bytes = b""
     until_ms: int = 0
+    egress: tuple[str, ...] = ()
 
 
 class NodeRecord(NamedTuple):
@@ -243,7 +246,8 @@ def profile_to_value(profile: NodeProfile) -> Value:
         profile.operator, int(profile.roles), [list(gpu) for gpu in profile.gpus], profile.cores,
         profile.memory_mib, profile.pcie_lanes, profile.price_per_tera_unit, profile.rate, profile.slots,
         profile.notice_ms, list(profile.endpoints), profile.version, profile.consent,
-        *([profile.until_ms] if profile.until_ms else []),
+        *([profile.until_ms] if profile.until_ms or profile.egress else []),
+        *([[*profile.egress]] if profile.egress else ()),
     ]  # fmt: skip
 
 
@@ -254,7 +258,7 @@ def profile_from_value(value: Any) -> NodeProfile:
             bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(rate),
             int(slots), int(notice), list(endpoints), str(version), bytes(consent), *rest,
         ] if (
-            _is_until(rest) and
+            _is_tail(rest) and
             len(operator) == ADDRESS_BYTES and 0 < roles < 64 and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
             and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
@@ -265,15 +269,27 @@ def profile_from_value(value: Any) -> NodeProfile:
                 raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
             return NodeProfile(
                 operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, rate,
-                slots, notice, tuple(endpoints), version, consent, *rest,
+                slots, notice, tuple(endpoints), version, consent, *rest[:1], *map(tuple, rest[1:]),
             )  # fmt: skip
         case _:
             raise DecodeError("not a node's profile")
 
 
-def _is_until(rest: list[Any]) -> bool:
-    """Whether nothing follows, or until when the machine stays: never 0, for that is left out."""
-    return not rest or (len(rest) == 1 and type(rest[0]) is int and 0 < rest[0] < UNTIL_MS_MAX)
+def _is_tail(rest: list[Any]) -> bool:
+    """Whether nothing follows, or until when the machine stays, or after that the names that may be reached.
+
+    What would say nothing is left out: a time of 0 at the end, and an empty list.
+    """
+    match rest:
+        case []:
+            return True
+        case [int(until)]:
+            return 0 < until < UNTIL_MS_MAX
+        case [int(until), [*patterns]]:
+            are_texts = bool(patterns) and all(type(one) is str for one in patterns)
+            return 0 <= until < UNTIL_MS_MAX and are_texts and not egress_fault(patterns, is_pattern=True)
+        case _:
+            return False
 
 
 _PROFILE_ITEMS: Final = (bytes, int, list, *[int] * 7, list, str, bytes)
@@ -284,14 +300,18 @@ def _stored_profile(value: Any) -> NodeProfile:
 
     Raises DecodeError.
     """
-    has_until = type(value) is list and len(value) > len(_PROFILE_ITEMS)
-    found = items_of(value, *_PROFILE_ITEMS, int) if has_until else [*items_of(value, *_PROFILE_ITEMS), 0]
-    operator, roles, gpus, *sizes, endpoints, version, consent, until_ms = found
-    if len(operator) != ADDRESS_BYTES or not all(type(item) is str for item in endpoints):
+    more = len(value) - len(_PROFILE_ITEMS) if type(value) is list else 0
+    tail = (int, list)[: max(0, more)]
+    found = [*items_of(value, *_PROFILE_ITEMS, *tail), *(0, [])[len(tail) :]]
+    operator, roles, gpus, *sizes, endpoints, version, consent, until_ms, egress = found
+    if len(operator) != ADDRESS_BYTES or not all(type(item) is str for item in (*endpoints, *egress)):
         raise DecodeError("not a node's profile")
     return NodeProfile._make(
-        [operator, NodeRole(roles), tuple(map(_gpu, gpus)), *sizes, tuple(endpoints), version, consent, until_ms]
-    )
+        [
+            operator, NodeRole(roles), tuple(map(_gpu, gpus)), *sizes, tuple(endpoints), version, consent,
+            until_ms, tuple(egress),
+        ]
+    )  # fmt: skip
 
 
 def _gpu(value: Any) -> Gpu:

@@ -24,7 +24,7 @@ from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.matching import host_cores, is_paused
+from tasks.ledger.matching import host_cores, is_paused, lets_reach
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
@@ -60,6 +60,8 @@ __all__ = [
 
 MACHINES_MAX: Final = 1024
 """Machines that are looked at; where there are more, nothing is said of all of them."""
+PATTERNS_TOLD_MAX: Final = 8
+"""Patterns of names that an objection shows."""
 QUICK_PARAMETERS_MAX: Final = 1 << 18
 """Parameters of a model whose start is computed for a stranger: some 40 ms. Whoever posts a job computes any."""
 
@@ -227,6 +229,8 @@ class Outlook(NamedTuple):
     is_whole: bool
     host_rates: tuple[int, ...] = ()
     """Rates of machines that run containers, ascending."""
+    reached: tuple[str, ...] = ()
+    """Patterns of names that containers may reach on some machine, sorted."""
 
 
 def _machines(state: Reader) -> list[NodeRecord]:
@@ -259,6 +263,7 @@ def look_out(
         most_rate=max((node.profile.rate for node in found), default=0),
         is_whole=len(nodes) <= MACHINES_MAX,
         host_rates=tuple(sorted(node.profile.rate for node in found if host_cores(node.profile))),
+        reached=tuple(sorted({one for node in found if host_cores(node.profile) for one in node.profile.egress})),
     )
 
 
@@ -274,6 +279,7 @@ def _why_not(
         or host_cores(profile) < spec.host_cores
         or profile.until_ms < stays_until_ms(spec, 0, now_ms, parameters)
         or (wanted.gpus > 1 and is_limited(profile))
+        or not lets_reach(profile, spec.egress)
     ):
         return "lacks"
     if profile.price_per_tera_unit > spec.max_price_per_tera_unit:
@@ -317,6 +323,8 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         )
         if not container_of(spec).interruptible:
             text += "; it must have offered to stay until the end of the job (`interruptible: true` needs no such)"
+        if spec.egress:
+            text += f"; its owner must let containers reach {', '.join(spec.egress)} ({_reached_told(outlook)})"
         return [Objection("no_such_machine", text)]
     asked = ", ".join(
         f"requirements.{name} is {amount}, the most that a machine has is {most}"
@@ -329,6 +337,14 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     )
     text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
     return [Objection("no_such_machine", text)]
+
+
+def _reached_told(outlook: Outlook) -> str:
+    if not outlook.reached:
+        return "no machine lets them reach any: bring what is needed by mounts or in the image"
+    more = len(outlook.reached) - PATTERNS_TOLD_MAX
+    named = ", ".join(outlook.reached[:PATTERNS_TOLD_MAX]) + (f" and {more} more" if more > 0 else "")
+    return f"machines let them reach {named}: ask for these, or bring the rest by mounts"
 
 
 def _rates_told(rates: Sequence[int]) -> str:

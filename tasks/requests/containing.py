@@ -39,6 +39,7 @@ from tasks.kinds.container import (
     check_container,
     is_container_path,
 )
+from tasks.kinds.egress import EGRESS_MAX, entry_of
 from tasks.requests.fields import JobFields
 from tasks.spec import GPUS_MAX, WINDOWS_MAX
 
@@ -52,7 +53,7 @@ _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
     "checkpoint", "interruptible", "deterministic", "idle_minutes", "progress_pattern", "private", "secrets",
-    "registry",
+    "registry", "egress",
 )  # fmt: skip
 SECRETS_MAX: Final = 64
 SOURCES: Final = ("env", "file", "keyring")
@@ -162,7 +163,12 @@ def containing_of(fields: JobFields) -> ContainerRequest:
     storage = Storage(
         (), output, output_mib * MIB, _bounded(fields, "disk_mib", 10_240, DISK_MIB_MIN, DISK_MIB_MAX)
     )
-    process = Process(_command(fields), _environment(fields), _bounded(fields, "user", USER_DEFAULT, 0, USER_MAX))
+    process = Process(
+        _command(fields),
+        _environment(fields),
+        _bounded(fields, "user", USER_DEFAULT, 0, USER_MAX),
+        _egress(fields),
+    )
     tick_s = _bounded(fields, "tick_s", 60, TICK_S_MIN, TICK_S_MAX)
     checkpoint = _checkpoint(fields)
     metering = Metering(
@@ -180,19 +186,43 @@ def containing_of(fields: JobFields) -> ContainerRequest:
     settings = ContainerSettings(
         part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
         _bounded(fields, "gpus", 0, 0, GPUS_MAX), _rate(fields), _ticks(fields, tick_s), tick_s,
-        _level(fields, output),
+        _level(fields, output, process),
     )  # fmt: skip
     _check(fields, part, mounts)
     return ContainerRequest(fields.file, part, mounts, settings, _seal(fields, part))
 
 
-def _level(fields: JobFields, output: str) -> int:
+def _egress(fields: JobFields) -> tuple[str, ...]:
+    """Return the names that the container may reach."""
+    found = set()
+    for item in fields.listed("egress") or ():
+        entry = entry_of(item) if type(item) is str else None
+        if entry is None:
+            raise fields.wrong(
+                "egress",
+                f"egress: a list of names as pypi.org or '*.pypi.org:443' expected, not {str(item)[:60]!r}; "
+                "addresses and single words are none",
+            )
+        found.add(entry)
+    if len(found) > EGRESS_MAX:
+        raise fields.wrong(
+            "egress", f"egress: {len(found)} names, at most {EGRESS_MAX}: '*.name' covers all below it"
+        )
+    return tuple(sorted(found))
+
+
+def _level(fields: JobFields, output: str, process: Process) -> int:
     """Return the level of assurance: 1 for an image that is declared deterministic."""
     value = fields.value("deterministic") if fields.has("deterministic") else False
     if type(value) is not bool:
         raise fields.wrong("deterministic", "deterministic: true or false expected")
     if not value:
         return LEVEL_METERED
+    if process.egress:
+        raise fields.wrong(
+            "egress",
+            "egress: not with deterministic: what others answer may differ; bring it by mounts",
+        )
     if not output:
         raise fields.wrong("deterministic", "deterministic: an output folder is needed: what is in it is compared")
     return LEVEL_QUORUM

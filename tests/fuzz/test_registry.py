@@ -51,6 +51,8 @@ EXEMPT = {
     "tasks.models.tokens:tokeniser_from_json": "parsed by the library of an extra; tests/tasks/models",
     "tasks.programs.work:add_losses": "packs numbers that were decoded",
     "node.market.container_seals:put_mount": OF_A_TARGET,
+    "tasks.executor.containers.egress.addresses:parse_network": "options of the owner; the library's own parser",
+    "tasks.executor.containers.egress.entering:why_not_entered": "three numbers of the kernel about a peer",
     "tasks.executor.containers.kubernetes.data_path:_read_archive": "counts bytes for ``pack_outputs``, a target",
     "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "node.market.container_checkpoints:ContainerCheckpoints._open": OF_A_TARGET,

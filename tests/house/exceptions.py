@@ -98,6 +98,8 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.docker": "runs containers on an engine (trio)",
     "tasks.executor.containers.outages": "waits for an engine (trio)",
     "tasks.executor.containers.outputs": "writes the packed outputs (os)",
+    "tasks.executor.containers.egress.entering": "enters the network of a container to listen there",
+    "tasks.executor.containers.egress.proxy": "connects containers to names (trio)",
     "tasks.executor.containers.engine": "calls an engine over its socket (trio)",
     "tasks.executor.containers.images": "pulls and removes images (trio)",
     "tasks.executor.containers.watchdog_docker": "looks at a container on an engine (trio)",

@@ -57,7 +57,8 @@ from tasks import trials as speed
 from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
-from tasks.kinds import container
+from tasks.executor.containers.egress import addresses, client_hello, proxy
+from tasks.kinds import container, egress
 from tasks.kinds import finetune as finetune_jobs
 from tasks.ledger import (
     auction,
@@ -217,6 +218,13 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "path_length_max": container.PATH_LENGTH_MAX,
         "output_bytes_max": container.OUTPUT_BYTES_MAX,
         "log_bytes_max": container.LOG_BYTES_MAX,
+        "egress_max": egress.EGRESS_MAX,
+        "name_length_max": egress.NAME_LENGTH_MAX,
+        "labels_max": egress.LABELS_MAX,
+        "egress_connections_max": proxy.CONNECTIONS_MAX,
+        "egress_head_bytes_max": proxy.HEAD_BYTES_MAX,
+        "hello_bytes_max": client_hello.HELLO_BYTES_MAX,
+        "addresses_max": addresses.ADDRESSES_MAX,
         "every_s_min": container.CHECKPOINT_EVERY_S_MIN,
         "every_s_max": container.CHECKPOINT_EVERY_S_MAX,
         "checkpoint_bytes_max": container.CHECKPOINT_BYTES_MAX,

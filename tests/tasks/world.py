@@ -323,13 +323,13 @@ class World:
     def add_machine(
         self, name: int, *, roles: NodeRole = NodeRole.COMPUTE | NodeRole.VERIFY, manners: Manners = HONEST,
         price: int = WORTH // 2000, rate: int = 10**10, operator: bytes | None = None, gpus: int = 0,
-        slots: int = 1,
+        slots: int = 1, egress: tuple[str, ...] = (),
     ) -> bytes:  # fmt: skip
         address = bytes([name]) * 20
         self.fund(address, 1_000 * DKB)
         profile = NodeProfile(
             address, roles, tuple(Gpu("card", 1_000) for _ in range(gpus)), 64, 64_000, 64, price,
-            rate, slots, 0, (), "test",
+            rate, slots, 0, (), "test", egress=egress,
         )  # fmt: skip
         assert self.send(address, REGISTER_NODE, node_payload(profile, self.parameters.node_bond_min)) is None
         if operator is not None:  # as if it had signed: accounts of this world have no keys

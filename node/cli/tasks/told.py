@@ -138,6 +138,7 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
         "command": command,
         "environment": f"{counted(len(part.process.environment), 'value')}, public on the chain",
         "mounts": mounts,
+        "network": ", ".join(part.process.egress) or "none",
         "output": f"{output}, {part.storage.output_bytes_max} bytes at most" if output else "none",
         "machine": f"{counted(part.cores, 'core')}, {counted(wanted.gpus, 'GPU')}, {wanted.memory_mib} MiB, "
         f"rate {wanted.rate_min} to {spec.rate_max}",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from tasks.executor.containers.log_entries import LogPart, LogPlace
 from tasks.executor.containers.outputs import Outputs
@@ -20,6 +21,7 @@ __all__ = [
     "End",
     "Ended",
     "EngineFacts",
+    "EntersNetworks",
     "Lack",
     "Look",
     "Offer",
@@ -98,6 +100,8 @@ class EngineFacts:
     """Version of control groups, storage driver and kernel, for people."""
     is_isolated: bool = True
     """Whether it was seen that containers reach no network."""
+    closed: str = ""
+    """Why no container here can reach names through the node, empty if nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,18 @@ class ContainerLooker(Protocol):
 
     async def catch_up(self, on_seen: Callable[[Observation], None]) -> None:
         """Hand on what was asked until now."""
+        ...
+
+
+@runtime_checkable
+class EntersNetworks(Protocol):
+    """A back end whose containers can reach names through a proxy of the node."""
+
+    async def proxy_socket(self, task: bytes) -> socket.socket:
+        """Return a listening socket at the proxy's port in the network of a running container; the caller's own.
+
+        Raises EgressUnavailable, EngineUnavailable, EngineError.
+        """
         ...
 
 

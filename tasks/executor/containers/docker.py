@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,11 +20,13 @@ import trio
 
 from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull, Usage
 from tasks.executor.containers.disks import MARKER, ContainerDisk, folder_state, missing_for_disks
+from tasks.executor.containers.egress.entering import listen_in_container, start_and_listen, why_not_entered
 from tasks.executor.containers.engine import Engine, RegistryLogin
 from tasks.executor.containers.errors import (
     BadOutputs,
     ContainerRefused,
     DigestMismatch,
+    EgressUnavailable,
     EngineError,
     EngineUnavailable,
     FolderChanges,
@@ -53,6 +56,7 @@ from tasks.executor.containers.settings import (
     scratch_volumes,
 )
 from tasks.executor.containers.watchdog_docker import ContainerWatch
+from tasks.kinds.egress import is_covered
 
 __all__ = ["DockerBackend", "DockerOptions", "engine_facts", "usage_of"]
 
@@ -74,7 +78,8 @@ class DockerOptions:
 
     ``images`` are the repositories that may run; one that ends with ``*`` stands for all that begin so.
     ``disk_gib`` bounds what images and containers of this node take together, ``image_gib`` one image. Without
-    ``root_allowed`` a job that wants user 0 needs an engine with user namespaces.
+    ``root_allowed`` a job that wants user 0 needs an engine with user namespaces. ``egress`` are patterns of the
+    names that containers may reach (``tasks.kinds.egress``).
     """
 
     socket: str = "/var/run/docker.sock"
@@ -83,6 +88,7 @@ class DockerOptions:
     image_gib: int = 16
     root_allowed: bool = True
     gpus: tuple[str, ...] = ()
+    egress: tuple[str, ...] = ()
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
@@ -134,6 +140,8 @@ class DockerBackend:
         self._why: dict[bytes, End] = {}
         self._choosing_gpus = trio.Lock()
         self._began_ns: dict[bytes, int] = {}
+        self._listening: dict[bytes, socket.socket] = {}
+        """Sockets in the networks of containers that nobody has taken yet."""
 
     async def aclose(self) -> None:
         """Close the connections to the engine; containers go on."""
@@ -168,7 +176,9 @@ class DockerBackend:
 
     async def probe(self) -> EngineFacts:
         """Tell what the engine grants. Raises EngineUnavailable."""
-        self._facts = replace(await engine_facts(self._engine), gpus=len(self._options.gpus))
+        facts = await engine_facts(self._engine)
+        closed = await trio.to_thread.run_sync(why_not_entered, self._engine.socket)
+        self._facts = replace(facts, gpus=len(self._options.gpus), closed=closed)
         return self._facts
 
     async def _granted(self) -> EngineFacts:
@@ -188,6 +198,11 @@ class DockerBackend:
             raise ContainerRefused("the engine has no runtime for GPUs")
         if request.limits.gpus > len(self._options.gpus):
             raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {len(self._options.gpus)} lent")
+        if request.egress and facts.closed:
+            raise ContainerRefused(f"egress: {facts.closed}")
+        for entry in request.egress:
+            if not is_covered(entry, self._options.egress):
+                raise ContainerRefused(f"egress: this machine's owner does not let containers reach {entry}")
         await trio.to_thread.run_sync(self._check_room, request)
         return facts
 
@@ -242,15 +257,31 @@ class DockerBackend:
             await self._compare(str(made["Id"]), body)
             started = True  # where the node goes down now, its next life finds the container
             try:
-                await self._engine.post(f"/containers/{made['Id']}/start")
+                if request.egress:
+                    order = partial(self._engine.post, f"/containers/{made['Id']}/start")
+                    self._listening[task] = await start_and_listen(str(made["Id"]), order)
+                else:
+                    await self._engine.post(f"/containers/{made['Id']}/start")
             except EngineError as error:
                 started = False
                 raise NotStarted(str(error)) from None
+            except EgressUnavailable:
+                started = False
+                raise
         finally:
             if not started:
                 with trio.CancelScope(shield=True):
                     await self.remove(task)
         _log.info("a container runs", task=task, image=request.image.reference)
+
+    async def proxy_socket(self, task: bytes) -> socket.socket:
+        """Return a listening socket in a container's network (``EntersNetworks``)."""
+        if (made := self._listening.pop(task, None)) is not None:
+            return made
+        found = await self._find(task)
+        if found is None or not found["State"]["Running"]:
+            raise EgressUnavailable("the container does not run")
+        return await trio.to_thread.run_sync(listen_in_container, str(found["Id"]))
 
     def _order(
         self, task: bytes, request: ContainerRequest, image: ImageFacts, facts: EngineFacts, gpus: tuple[str, ...]
@@ -431,6 +462,8 @@ class DockerBackend:
             await self._engine.post(f"/containers/{found['Id']}/update", {"CpuShares": shares})
 
     def _forget(self, task: bytes) -> None:
+        if (listening := self._listening.pop(task, None)) is not None:
+            listening.close()
         self._why.pop(task, None)
         self._began_ns.pop(task, None)
 

@@ -8,6 +8,7 @@ __all__ = [
     "BadOutputs",
     "ContainerRefused",
     "DigestMismatch",
+    "EgressUnavailable",
     "EngineError",
     "EngineUnavailable",
     "FolderChanges",
@@ -30,6 +31,12 @@ class ContainerRefused(ExecutorError):
     """This machine does not run such a container: its operator's options or its engine exclude it."""
 
     code = "container_refused"
+
+
+class EgressUnavailable(ContainerRefused):
+    """A container is to reach names, and this node cannot give it a proxy."""
+
+    code = "egress_unavailable"
 
 
 class EngineUnavailable(ExecutorError):

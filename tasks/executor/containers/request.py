@@ -9,6 +9,7 @@ from typing import Final
 
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
 from tasks.executor.containers.errors import RequestInvalid
+from tasks.kinds.egress import egress_fault
 
 __all__ = [
     "ARGUMENTS_MAX",
@@ -131,6 +132,7 @@ class ContainerRequest:
 
     ``environment`` has texts ``NAME=value``. ``user`` is both user and group. An empty ``checkpoint_path`` is no
     folder for checkpoints; packed, one has ``checkpoint_bytes`` at most. ``is_resumed``: it begins with one.
+    ``egress`` are the names that it may reach (``tasks.kinds.egress``).
     """
 
     image: Image
@@ -146,6 +148,7 @@ class ContainerRequest:
     secrets: ContainerSecrets = field(default=NO_SECRETS, repr=False)
     is_private: bool = False
     """Its inputs came sealed: what is plain of them is overwritten at the end."""
+    egress: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""
@@ -158,6 +161,8 @@ class ContainerRequest:
             raise RequestInvalid(f"secrets: {both[0]} is in the environment too")
         if not 0 <= self.user < IDENTITIES:
             raise RequestInvalid(f"user: {self.user} is not between 0 and {IDENTITIES - 1}")
+        if fault := egress_fault(self.egress):
+            raise RequestInvalid(f"egress: {fault}")
         if len(self.mounts) > MOUNTS_MAX:
             raise RequestInvalid(f"mounts: more than {MOUNTS_MAX}")
         for mount in self.mounts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
+from tasks.executor.containers.egress.targets import PROXY_HOST, PROXY_PORT
 from tasks.executor.containers.errors import ContainerRefused, RequestInvalid, SettingsDiffer
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, check_path
 
@@ -48,6 +49,13 @@ _VARIABLES: Final = {
     "TMPDIR": f"{SCRATCH_PATH}/tmp",  # noqa: S108  inside the container
     "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
 }
+_PROXY: Final = f"http://{PROXY_HOST}:{PROXY_PORT}"
+_PROXY_VARIABLES: Final = {
+    "http_proxy": _PROXY,
+    "https_proxy": _PROXY,
+    "no_proxy": "localhost,127.0.0.1,::1",
+}
+"""What programs look for, in both cases. What a job sets in either case is its own."""
 CHECKPOINT_FOLDER: Final = "checkpoint"
 """The folder of a container's disk that is stored while it runs."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108  paths inside the container
@@ -195,6 +203,10 @@ def environment_of(
     machine = [f"{name}={value}" for name, value in _VARIABLES.items() if name not in own]
     if has_socket:
         machine.append(f"DEKUBE_SOCKET={SOCKET_PATH}/{SOCKET_NAME}")
+    if request.egress:
+        set_by_job = {name.lower() for name in own}
+        for name, value in _PROXY_VARIABLES.items():
+            machine += [f"{one}={value}" for one in (name, name.upper()) if name not in set_by_job]
     if request.checkpoint_path:  # names that begin with DEKUBE_ are no job's
         machine += [f"DEKUBE_CHECKPOINT={request.checkpoint_path}", f"DEKUBE_RESUMED={int(request.is_resumed)}"]
     return [*machine, *kept, f"{GPU_VARIABLE}={','.join(gpus) or NO_GPU}"]

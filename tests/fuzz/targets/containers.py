@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 
 from node.market.container_checkpoints import (
     CheckpointNote,
@@ -26,11 +27,14 @@ from rpc.protocol.task_views import (
     encode_view,
 )
 from state.primitives.codec import encode
+from state.primitives.errors import DecodeError
 from tasks.custody.container_keys import LOG as LOG_RESULT
 from tasks.custody.container_keys import earlier_key, open_checkpoint, open_result, seal_checkpoint, seal_terms
 from tasks.custody.errors import SecretsInvalid, StreamInvalid, WrapInvalid
 from tasks.custody.secrets import ContainerSecrets, decode_secrets, encode_secrets
 from tasks.custody.streams import open_stream, seal_stream
+from tasks.executor.containers.egress.client_hello import read_server_name
+from tasks.executor.containers.egress.targets import read_authority, read_url
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
 from tasks.executor.containers.images import PullTotals
@@ -51,6 +55,7 @@ from tasks.executor.containers.progress_report import decode_report
 from tasks.executor.containers.settings import image_facts
 from tasks.executor.containers.watchdog_use import read_process_table
 from tasks.kinds.container import ExitKind
+from tasks.kinds.egress import egress_fault
 from tasks.ledger.meter_records import ContainerEnd
 from tests.fuzz.targets.base import Target, canonical
 
@@ -66,6 +71,9 @@ SEALED_LOG = bytes.fromhex(
 SECRETS = (
     ContainerSecrets(), ContainerSecrets([("A", "x"), ("B", "y")], [("/run/secrets/k", b"z")], ("user", "pass")),
 )  # fmt: skip
+_EXTENSIONS = b"\0\0\0\x0a\0\x08\0\0\x05a.b.c"
+_BODY = b"\x03\x03" + bytes(32) + b"\0\0\x02\x13\x01\x01\0\0\x0e" + _EXTENSIONS
+HELLO = b"\x16\x03\x01\0" + bytes([len(_BODY) + 4]) + b"\x01\0\0" + bytes([len(_BODY)]) + _BODY
 END = ContainerEnd(ExitKind.EXITED, 3, b"o" * 32, 10_240, b"", 0, b"")
 NOTES = ContainerNote(), ContainerNote(60, 5, END), ContainerNote(60, 5, END, b"s" * 32)
 LOG = b"\x01\0\0\0\0\0\0\x05begun\x02\0\0\0\0\0\0\x06failed"
@@ -106,6 +114,12 @@ def _pack(data: bytes) -> None:
         for one in found:
             assert one.isreg() or one.isdir(), "a link or a device among outputs"
             assert not one.name.startswith("/") and ".." not in one.name.split("/"), "a way out of the folder"
+
+
+def _targets(data: bytes) -> None:
+    for read in (read_authority, lambda url: read_url(url)[0]):
+        with suppress(DecodeError):
+            assert egress_fault((read(data).entry,)) == "", "a target that is no entry"
 
 
 def targets() -> Iterator[tuple[str, Target]]:
@@ -174,6 +188,17 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "an image of an engine", Target(
         lambda data: image_facts(decode_answer(data)), (IMAGE, json.dumps({"Id": "x"}).encode()),
         ("tasks.executor.containers.settings:image_facts",), (EngineError, ContainerRefused),
+    )  # fmt: skip
+    yield "the first bytes of TLS", Target(
+        lambda data: read_server_name(data), (HELLO, HELLO[:9]),
+        ("tasks.executor.containers.egress.client_hello:read_server_name",),
+    )  # fmt: skip
+    yield "what a proxy is asked for", Target(
+        _targets, (b"files.example.net:443", b"http://files.example.net/x"),
+        (
+            "tasks.executor.containers.egress.targets:read_authority",
+            "tasks.executor.containers.egress.targets:read_url",
+        ),
     )  # fmt: skip
     yield "an entry of a log", Target(
         lambda data: parse_entry(1, data), (LINE,),

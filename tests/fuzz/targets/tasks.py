@@ -103,7 +103,7 @@ from tests.fuzz.targets.samples import (
     PROOF,
     STATE_LEAF,
 )
-from tests.tasks.containers import STORED, WITH_SECRETS, container
+from tests.tasks.containers import STORED, WITH_SECRETS, container, part
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.generated import asked, generated, sampled
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
@@ -275,10 +275,13 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield "container specification", Target(
         canonical(decode_spec, encode_spec),
-        tuple(
-            encode_spec(container(checkpoint=one, sealed=seal))
-            for one in (None, STORED)
-            for seal in (None, WITH_SECRETS)
+        (
+            encode_spec(container(process=part().process._replace(egress=("*.a.b:1", "c.d:443")))),
+            *(
+                encode_spec(container(checkpoint=one, sealed=seal))
+                for one in (None, STORED)
+                for seal in (None, WITH_SECRETS)
+            ),
         ),
         ("tasks.spec:decode_spec",),
     )  # fmt: skip

@@ -66,7 +66,7 @@ def test_a_file_describes_a_container(folder: Path) -> None:
     part = container_of(job.spec)
     assert decode_spec(encode_spec(job.spec)) == job.spec
     assert part.image.reference == IMAGE
-    assert part.process == (("python", "/job/main.py", "3"), ("A=one two", "B=2"), 0)
+    assert part.process == (("python", "/job/main.py", "3"), ("A=one two", "B=2"), 0, ())
     assert (part.storage.output, part.storage.output_bytes_max, part.cores) == ("/output", 2 << 20, 2)
     assert (job.spec.windows, job.spec.tick_s) == (10, 30)
     assert job.spec.requirements == (1, 2_048, 7 * 10**9)

@@ -66,10 +66,10 @@ def lent(tmp_path: Path) -> Iterator[EngineMachine]:
 class Lending:
     """One machine that lends its engine, and the tasks that are posted to it."""
 
-    def __init__(self, world: World, lent: EngineMachine) -> None:
+    def __init__(self, world: World, lent: EngineMachine, *, egress: tuple[str, ...] = ()) -> None:
         self.world, self.lent = world, lent
         self.machine = Machine(world, 1, "compute")
-        docker = DockerOptions(enabled=True, socket=str(lent.engine.socket), disk_gib=4)
+        docker = DockerOptions(enabled=True, socket=str(lent.engine.socket), disk_gib=4, egress=egress)
         executor = replace(self.machine.options.executor, docker=docker)
         self.machine.options = replace(self.machine.options, executor=executor)
 
@@ -79,7 +79,9 @@ class Lending:
         blobs = self.machine.network.blobs
         assert blobs is not None
         name = blobs.add(INPUT)
-        profile = describe_machine(self.machine.wallet.address, self.machine.options, RATE_MIN, containers=True)
+        profile = describe_machine(
+            self.machine.wallet.address, self.machine.options, RATE_MIN, containers=True, egress=True
+        )
         await self._send(self.machine.number, REGISTER_NODE, node_payload(profile, 100 * COIN))
         return name
 
@@ -93,12 +95,13 @@ class Lending:
         return Image(REPOSITORY, bytes.fromhex(self.lent.image_id.removeprefix("sha256:")))
 
     async def post(
-        self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"", metering: Metering = RESERVED
-    ) -> bytes:
+        self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"", metering: Metering = RESERVED,
+        egress: tuple[str, ...] = (),
+    ) -> bytes:  # fmt: skip
         """Post a container; return the task's id."""
         image = Image(REPOSITORY, digest) if digest else self.image()
         part = ContainerPart(
-            image, Process(("/bin/sh", "-c", script), (), 65_534),
+            image, Process(("/bin/sh", "-c", script), (), 65_534, egress),
             Storage((Mount("/input", blob, len(INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
             metering,
         )  # fmt: skip

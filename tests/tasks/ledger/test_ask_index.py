@@ -42,7 +42,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
             bytes([at]), draw(st.integers(1, 12)), draw(st.integers(0, 3)), draw(st.integers(0, 150)),
             *draw(NEEDS), draw(st.integers(80, 120)), draw(st.integers(0, 1)), bytes([at]),
             bytes([draw(st.integers(1, 4))]), draw(st.sampled_from([0, 0, 4, 8])),
-            draw(st.sampled_from([0, 5, 9])),
+            draw(st.sampled_from([0, 5, 9])), draw(st.sampled_from([(), (), ("*.b.c:1",), ("*:1", "a.b.c:1")])),
         )
         for at in range(1, 1 + draw(st.integers(0, 12)))
     ]  # fmt: skip
@@ -53,6 +53,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
             name, draw(st.integers(1, 16)), *draw(NEEDS), least, draw(st.frozensets(MACHINES, max_size=2)), name,
             rate_max=least + draw(st.sampled_from([1000, 1000, 15])),
             host_cores=draw(st.sampled_from([0, 0, 4, 6])), until_ms=draw(st.sampled_from([0, 0, 0, 6])),
+            egress=draw(st.sampled_from([(), (), (), ("a.b.c:1",), ("*.b.c:1", "b.c:1")])),
         )  # fmt: skip
         members = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
         if members:

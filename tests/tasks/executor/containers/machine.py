@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import trio
 
 from tasks.executor.containers.backend import Collected, Ended, Look
 from tasks.executor.containers.docker import DockerBackend, DockerOptions
@@ -79,14 +80,18 @@ class Run:
 
 async def run(
     backend: DockerBackend, task: bytes, request: ContainerRequest, packed: Path,
-    before_collect: Callable[[], None] = lambda: None,
+    before_collect: Callable[[], None] = lambda: None, beside: Callable[[], Awaitable[None]] | None = None,
 ) -> Run:  # fmt: skip
-    """Run a container to its end, collect and remove it."""
+    """Run a container to its end, with something beside it, collect and remove it."""
     looks: list[Look] = []
     await backend.prepare(request, no_progress)
     await backend.start(task, request)
     try:
-        ended = await backend.watch(task, request, looks.append)
+        async with trio.open_nursery() as nursery:
+            if beside is not None:
+                nursery.start_soon(beside)
+            ended = await backend.watch(task, request, looks.append)
+            nursery.cancel_scope.cancel()
         before_collect()
         return Run(ended, await backend.collect(task, request, str(packed)), packed, looks)
     finally:
