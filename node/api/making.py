@@ -13,7 +13,7 @@ from node.api.errors import ApiError, not_found, unsupported, wrong
 from node.api.lines import Fault, parse_lines
 from node.api.prompting import plan_batch
 from node.api.records import TUNING, JobRecord
-from node.api.requests import CHAT, EMBEDDINGS
+from node.api.requests import CHAT, DPO, EMBEDDINGS
 from node.api.store import Store
 from node.api.vectors import plan_vectors
 from node.home.models import find_model, models_of
@@ -29,11 +29,12 @@ from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.errors import ModelError, RowsInvalid
 from tasks.models.jobs import LazyTokens, TuningSettings
 from tasks.models.opening import open_embedder, open_model
-from tasks.models.rows import Example, examples_of, objects_of
+from tasks.models.rows import Example, Pair, examples_of, objects_of, pairs_of
 from tasks.models.tokens import Tokeniser
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
+from tasks.requests.tuning import BETA_NANO
 from tasks.spec import JobSpec, decode_spec
 
 if TYPE_CHECKING:
@@ -125,26 +126,31 @@ class Maker:
             error = not_found("model", model, param)
             error.reason = "model_not_found"
             raise error
-        found = self._find(job.model)
-        if found is None:
-            raise wrong(f"The base model {job.model} is not served any more.", param, "model_not_found")
+        base = job
+        while (found := self._find(base.model)) is None:  # a tuned model that was tuned again
+            before = self._store.tuned(base.model, is_deleted_too=True)
+            if before is None:
+                raise wrong(f"The base model {base.model} is not served any more.", param, "model_not_found")
+            base = before
         return found, job
 
     def settled(self, job: JobRecord, **settings: Any) -> JobRecord:
         """Return a fine-tuning job with numbers for what its request left open. Raises ApiError."""
-        model, tuned = self.base_of(job.model)
-        if tuned is not None:
-            raise unsupported("A tuned model cannot be tuned again; name its base model.", "model")
+        model, _ = self.base_of(job.model)
         factor = settings["rate_factor"] or 1.0
-        read = list[list[Example]]()
+        is_dpo = job.request.get("method") == DPO
+        read = list[list[Example] | list[Pair]]()
         try:
             with open_model(model.path) as opened:
                 tokens = LazyTokens(opened)
                 for file in job.files:
                     data = self._store.content(file)
-                    if any("messages" in fields for _, fields in objects_of(data)):
+                    if any({"messages", "input"} & fields.keys() for _, fields in objects_of(data)):
                         check_chat(opened.tokeniser())
-                    read.append(list(examples_of(data, tokens, opened.shape.vocabulary)))
+                    if is_dpo:
+                        read.append(list(pairs_of(data, tokens, opened.shape.vocabulary)))
+                    else:
+                        read.append(list(examples_of(data, tokens, opened.shape.vocabulary)))
         except RowsInvalid as error:
             raise _of_rows(error, "validation_file" if read else "training_file") from None
         except (ModelError, EngineMissing) as error:
@@ -153,8 +159,10 @@ class Maker:
             "epochs": settings["epochs"] or _USUAL.epochs,
             "batch": min(settings["batch"] or _USUAL.batch, len(read[0])),
             "rate_factor": factor,
-            "tokens": sum(len(one.tokens) for one in read[0]),
+            "tokens": sum(_tokens_of(one) for one in read[0]),
         }
+        if is_dpo:
+            numbers["beta"] = settings.get("beta") or BETA_NANO / NANO
         return replace(job, settings=numbers)
 
     def make(self, job: JobRecord) -> MadeJob:
@@ -176,24 +184,35 @@ class Maker:
             "kind": KIND_FINETUNE, "epochs": job.settings["epochs"], "batch": job.settings["batch"],
             "learning_rate": rate,
         }  # fmt: skip
+        if "beta" in job.settings:
+            values |= {"preference": DPO, "beta": job.settings["beta"]}
         if job.validation_file is not None:  # once an epoch
             values["validation"] = str(self._store.path(job.validation_file).absolute())
-        return self._make(job, self._store.content(job.data_file), "training_file", values)
+        adapters = self._tuned(job, "model", values)
+        return self._make(job, self._store.content(job.data_file), "training_file", values, adapters)
 
     def _batch(self, job: JobRecord) -> MadeJob:
         asked = self.plan(job)
+        values: dict[str, Any]
         if isinstance(asked, VectorBatch):
-            return self._make(job, asked.plan.data(), "input_file_id", {"kind": KIND_EMBED})
+            values = {"kind": KIND_EMBED}
+            adapters = self._tuned(job, "body.model", values)
+            return self._make(job, asked.plan.data(), "input_file_id", values, adapters)
         plan, text = asked.plan, asked.text
-        values: dict[str, Any] = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
+        values = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
         values |= plan.drawing.fields
         if plan.drawing.seed is not None:
             job = replace(job, seed=plan.drawing.seed)
-        _, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
-        adapters = None
-        if tuned is not None and tuned.signed is not None:
-            values["adapter"], adapters = f"task:0x{tuned.signed.task}", self._adapters(tuned)
+        adapters = self._tuned(job, "body.model", values)
         return self._make(job, plan.data(), "input_file_id", values, adapters)
+
+    def _tuned(self, job: JobRecord, param: str, values: dict[str, Any]) -> Adapters | None:
+        """Return the adapters of the model of a job, and name them; None for a base model. Raises ApiError."""
+        _, tuned = self.base_of(job.model, param, is_deleted_too=True)
+        if tuned is None or tuned.signed is None:
+            return None
+        values["adapter"] = f"task:0x{tuned.signed.task}"
+        return self._adapters(tuned)
 
     def _adapters(self, job: JobRecord) -> Adapters:
         """Return what a fine-tuning job has left. Raises ApiError if it is not what the chain has."""
@@ -239,11 +258,9 @@ class Maker:
         endpoint = job.request["endpoint"]
         lines, faults = parse_lines(self._store.content(job.data_file), endpoint)
         assert not faults, faults
-        model, tuned = self.base_of(job.model, "body.model", is_deleted_too=True)
+        model, _ = self.base_of(job.model, "body.model", is_deleted_too=True)
         try:
             if endpoint == EMBEDDINGS:
-                if tuned is not None:
-                    raise unsupported("A tuned model makes no vectors; name its base model.", "body.model")
                 with open_embedder(model.path) as embedder:
                     shape = embedder.shape
                     return VectorBatch(plan_vectors(lines, embedder.tokens(), shape.vocabulary, shape.context))
@@ -255,6 +272,10 @@ class Maker:
                 return TextBatch(plan, text, endpoint)
         except (ModelError, EngineMissing) as error:
             raise wrong(str(error), "model", error.code) from None
+
+
+def _tokens_of(row: Example | Pair) -> int:
+    return len(row.tokens) if isinstance(row, Example) else sum(len(one.tokens) for one in row)
 
 
 def check_chat(text: Tokeniser) -> None:

@@ -194,6 +194,9 @@ class JobRecord:
             "n_epochs": self.settings.get("epochs"), "batch_size": self.settings.get("batch"),
             "learning_rate_multiplier": self.settings.get("rate_factor"),
         }  # fmt: skip
+        method, within = self.request.get("method") or "supervised", dict(shown)
+        if "beta" in self.settings:
+            within["beta"] = self.settings["beta"]
         return {
             "id": self.id, "object": TUNING, "created_at": self.created_s, "model": self.model,
             "status": self.status, "error": self.error, "fine_tuned_model": self.tuned_model,
@@ -201,7 +204,7 @@ class JobRecord:
             "result_files": list(self.result_files), "seed": self.seed, "trained_tokens": self.trained_tokens,
             "training_file": self.data_file, "validation_file": self.validation_file, "estimated_finish": None,
             "integrations": [], "metadata": self.request.get("metadata"),
-            "method": {"type": "supervised", "supervised": {"hyperparameters": shown}},
+            "method": {"type": method, method: {"hyperparameters": within}},
             "dekube": self.extra(),
         }  # fmt: skip
 

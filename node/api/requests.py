@@ -13,6 +13,7 @@ from node.api.reading import Fields
 __all__ = [
     "CHAT",
     "COMPLETIONS",
+    "DPO",
     "EMBEDDINGS",
     "ENDPOINTS",
     "PURPOSES",
@@ -41,6 +42,11 @@ EPOCHS_MAX: Final = 1_000
 BATCH_ROWS_MAX: Final = 256
 RATE_FACTOR_MAX: Final = 1_000.0
 SEED_MAX: Final = 2**31 - 1
+SUPERVISED: Final = "supervised"
+DPO: Final = "dpo"
+METHODS: Final = (SUPERVISED, DPO)
+BETA_MIN: Final = 1e-6
+BETA_MAX: Final = 2.0
 SUFFIX: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 MODEL_CHARACTERS_MAX: Final = 256
 
@@ -67,6 +73,9 @@ class TuningRequest:
     metadata: Mapping[str, str] | None = None
     as_method: bool = False
     """Whether the settings were given within ``method``, in which they are shown again then."""
+    method: str = "supervised"
+    beta: float | None = None
+    """Of the method dpo."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +101,24 @@ def read_tuning(body: Mapping[str, Any]) -> TuningRequest:
     fields = Fields(body, _TUNING)
     fields.only("integrations", [[]], "jobs report to no other service")
     given = fields.inner("hyperparameters", _HYPERPARAMETERS)
-    method = fields.inner("method", ("type", "supervised", "dpo", "reinforcement"))
+    method, is_dpo = fields.inner("method", ("type", *METHODS, "reinforcement")), False
     if method is not None:
         kind = method.needed("type")
-        if kind in ("dpo", "reinforcement"):
-            raise unsupported(f"There is no method {kind}; the only one is supervised.", "method.type")
-        if kind != "supervised":
-            raise method.invalid("type", "supervised")
-        for other in ("dpo", "reinforcement"):
-            method.only(other, (), "the method is supervised")
-        inner = method.inner("supervised", ("hyperparameters",))
-        within = inner.inner("hyperparameters", _HYPERPARAMETERS) if inner is not None else None
+        if kind == "reinforcement":
+            raise unsupported(f"There is no method {kind}; there are {' and '.join(METHODS)}.", "method.type")
+        if kind not in METHODS:
+            raise method.invalid("type", " or ".join(METHODS))
+        for other in (*METHODS, "reinforcement"):
+            if other != kind:
+                method.only(other, (), f"the method is {kind}")
+        is_dpo = kind == DPO
+        inner = method.inner(kind, ("hyperparameters",))
+        known = (*_HYPERPARAMETERS, "beta") if is_dpo else _HYPERPARAMETERS
+        within = inner.inner("hyperparameters", known) if inner is not None else None
         if given is not None and within is not None:
             raise wrong("Give hyperparameters once: at the top or within method.", "hyperparameters")
         given = within or given
-    given = given or Fields({}, _HYPERPARAMETERS)
+    given = given or Fields({}, (*_HYPERPARAMETERS, "beta"))
     suffix = fields.text("suffix", most=64)
     if suffix is not None and not SUFFIX.fullmatch(suffix):
         raise fields.invalid("suffix", "lower-case letters, digits and hyphens, at most 64,")
@@ -121,6 +133,8 @@ def read_tuning(body: Mapping[str, Any]) -> TuningRequest:
         seed=fields.whole("seed", 0, SEED_MAX),
         metadata=fields.metadata(),
         as_method=method is not None,
+        method=DPO if is_dpo else SUPERVISED,
+        beta=given.number("beta", BETA_MIN, BETA_MAX, auto=True) if is_dpo else None,
     )
 
 

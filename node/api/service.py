@@ -116,7 +116,7 @@ class Service:
         )
         with self._preparing():
             job = self._maker.settled(
-                job, epochs=request.epochs, batch=request.batch, rate_factor=request.rate_factor
+                job, epochs=request.epochs, batch=request.batch, rate_factor=request.rate_factor, beta=request.beta
             )
             job = self._add(job)
         self._store.tell(job.id, job.created_s, f"The job was created. It may cost {price_of(job.reserved)} DKB.")

@@ -123,7 +123,8 @@ def pairs_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Pair]
 
     A line has ``prompt``, ``chosen`` and ``rejected``: texts, or lists of messages of which the assistant's are
     trained in what comes after the prompt; or numbers of tokens below ``vocabulary``, with ``_input_ids`` behind
-    each name. An end is added to texts.
+    each name. An end is added to texts. Or it has ``input`` with messages, ``preferred_output`` and
+    ``non_preferred_output``, as other servers take them.
     """
     for number, fields in objects_of(data):
         match sorted(fields):
@@ -136,6 +137,12 @@ def pairs_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Pair]
                     [(token, True) for token in tokens_of(number, fields, vocabulary, f"{name}_input_ids")]
                     for name in ("prompt", "chosen", "rejected")
                 )
+            case ["input", "non_preferred_output", "preferred_output"]:
+                asked = fields["input"]
+                if not isinstance(asked, dict) or sorted(asked) != ["messages"]:
+                    raise RowsInvalid("input: an object with messages, and nothing else, expected", number)
+                parts = (asked["messages"], fields["preferred_output"], fields["non_preferred_output"])
+                before, *two = (_turned(number, part, tokens) for part in parts)
             case names:
                 what = ", ".join(names)[:80] or "none"
                 raise RowsInvalid(f"fields {what}; prompt, chosen and rejected expected", number)
@@ -148,10 +155,13 @@ def pairs_of(data: bytes, tokens: Tokens, vocabulary: int = 0) -> Iterator[Pair]
 def _preferred(number: int, fields: Mapping[str, Any], name: str, tokens: Tokens) -> list[tuple[int, bool]]:
     """Return the tokens of a part of a pair, and which of them are trained."""
     if isinstance(fields[name], list):
-        parts = turns_of(number, fields[name], tokens)
-        return [(token, trained) for part, trained in parts for token in part]
+        return _turned(number, fields[name], tokens)
     end = [] if name == "prompt" else _end(tokens)
     return [(token, True) for token in tokens.encode(text_of(number, fields, name)) + end]
+
+
+def _turned(number: int, messages: Any, tokens: Tokens) -> list[tuple[int, bool]]:
+    return [(token, trained) for part, trained in turns_of(number, messages, tokens) for token in part]
 
 
 def objects_of(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from node.api.errors import ApiError
 from node.api.making import Maker, MakerOptions, ModelFile, trained_tokens
 from node.api.records import BATCH, TUNING, JobRecord, SignedTask
-from node.api.requests import CHAT
+from node.api.requests import CHAT, EMBEDDINGS
 from node.api.results import metrics_file
 from node.api.store import Store, new_id
 from node.home.paths import Home
@@ -159,6 +160,60 @@ def test_a_tuned_model_needs_the_state_that_the_chain_has(tmp_path: Path, model:
     with pytest.raises(ApiError, match="No such model"):
         maker.base_of("ft:tiny:x")
     assert maker.base_of("ft:tiny:x", is_deleted_too=True)[1] is not None
+    store.close()
+
+
+def test_a_tuned_model_is_tuned_again_and_makes_vectors(tmp_path: Path, model: Path) -> None:
+    """Its jobs go on from its adapters, and name their task. The base of a model that was tuned twice is found."""
+    store, maker = made(tmp_path, model)
+    from tasks.engines.tuning import first_state
+
+    state: Any = None
+    names = ["tiny", "ft:tiny:one", "ft:tiny:two"]
+    for before, after in pairwise(names):
+        job = replace(tuning(store, rows_of()), id=f"ftjob-{after[8:]}", model=before)
+        job = maker.settled(job, **OPEN)
+        spec = maker.make(job).spec
+        part: Any = spec.part
+        if state is not None:
+            assert part.start.root == state.root(spec.plan())
+        plan: Any = spec.plan()
+        state = first_state(plan)
+        job = replace(
+            job, status="succeeded", spec=encode_spec(spec).hex(), signed=SignedTask("ab" * 32, "", None),
+            tuned_model=after, state_root=state.root(plan).hex(),
+        )  # fmt: skip
+        store.add_job(job, budget=0, now_ms=0)
+        store.keep_state(job.id, state.encode())
+    assert maker.base_of("ft:tiny:two")[0].name == "tiny"
+    lines = [{
+        "custom_id": "a", "method": "POST", "url": EMBEDDINGS, "body": {"model": names[-1], "input": WORDS[0]},
+    }]  # fmt: skip
+    file = store.add_file("\n".join(map(json.dumps, lines)).encode(), "v.jsonl", "batch", 1)
+    asked = JobRecord(new_id(BATCH), BATCH, 1, {"endpoint": EMBEDDINGS}, "validating", names[-1], file.id, 0)
+    part = maker.make(asked).spec.part
+    assert part.adapter.root == state.root(plan)
+    store.close()
+
+
+def test_preferences_are_pairs_of_turns(tmp_path: Path, model: Path) -> None:
+    store, maker = made(tmp_path, model)
+    rows = [{
+        "input": {"messages": [{"role": "user", "content": word}]},
+        "preferred_output": [{"role": "assistant", "content": "a"}],
+        "non_preferred_output": [{"role": "assistant", "content": "b"}],
+    } for word in WORDS]  # fmt: skip
+    asked = tuning(store, "\n".join(map(json.dumps, rows)).encode())
+    job = maker.settled(replace(asked, request={"method": "dpo"}), **OPEN, beta=0.5)
+    part: Any = maker.make(job).spec.part
+    assert (part.preference.beta_nano, part.dataset.rows) == (NANO // 2, len(WORDS))
+    shown = job.to_json()["method"]
+    assert shown["type"] == "dpo" and shown["dpo"]["hyperparameters"]["beta"] == 0.5
+    with pytest.raises(ApiError, match="prompt, chosen and rejected expected"):
+        maker.settled(replace(tuning(store, rows_of()), request={"method": "dpo"}), **OPEN, beta=None)
+    with pytest.raises(ApiError, match="line 1: input: an object with messages"):
+        wrong = json.dumps({**rows[0], "input": {"messages": [], "tools": []}}).encode()
+        maker.settled(replace(tuning(store, wrong), request={"method": "dpo"}), **OPEN, beta=None)
     store.close()
 
 

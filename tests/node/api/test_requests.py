@@ -34,6 +34,16 @@ def test_settings_are_read_where_either_version_of_the_format_has_them() -> None
     assert (new.epochs, new.batch, new.rate_factor) == (4, None, 0.5)
 
 
+def test_preferences_are_a_method_with_a_beta() -> None:
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 2}}}
+    found = read_tuning({**TUNING, "method": method})
+    assert (found.method, found.beta, found.epochs, found.as_method) == ("dpo", 0.2, 2, True)
+    for bare in ({"type": "dpo"}, {"type": "dpo", "dpo": {"hyperparameters": {"beta": "auto"}}}):
+        found = read_tuning({**TUNING, "method": bare})
+        assert (found.method, found.beta) == ("dpo", None)
+    assert read_tuning(TUNING).method == "supervised"
+
+
 @pytest.mark.parametrize(
     ("change", "reason", "param"),
     [
@@ -47,7 +57,14 @@ def test_settings_are_read_where_either_version_of_the_format_has_them() -> None
         ({"hyperparameters": {"rank": 4}}, "unknown_parameter", "hyperparameters.rank"),
         ({"hyperparameters": {"learning_rate_multiplier": float("nan")}}, "invalid_value",
          "hyperparameters.learning_rate_multiplier"),
-        ({"method": {"type": "dpo"}}, "unsupported_parameter", "method.type"),
+        ({"method": {"type": "reinforcement"}}, "unsupported_parameter", "method.type"),
+        ({"method": {"type": "bogus"}}, "invalid_value", "method.type"),
+        ({"method": {"type": "dpo", "supervised": {}}}, "unsupported_parameter", "method.supervised"),
+        ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}}, "invalid_value",
+         "method.dpo.hyperparameters.beta"),
+        ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 0.1}}}}, "unknown_parameter",
+         "method.supervised.hyperparameters.beta"),
+        ({"hyperparameters": {"beta": 0.1}}, "unknown_parameter", "hyperparameters.beta"),
         ({"method": {"type": "supervised", "dpo": {}}}, "unsupported_parameter", "method.dpo"),
         ({"method": {}}, "missing_required_parameter", "method.type"),
         ({"integrations": [{"type": "wandb"}]}, "unsupported_parameter", "integrations"),
