@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +34,11 @@ WORKER_NUMBERS: Final = 10
 APPLETS: Final = (
     "sh", "tar", "head", "tail", "sha256sum", "mv", "rm", "mkdir", "cat", "ls", "grep", "sleep", "stat", "kill",
     "nc", "echo", "dd", "id", "touch", "wget", "yes", "true", "df", "cp", "ln", "mkfifo", "seq", "ps", "ip",
-    "base64", "fold", "mount", "chmod", "wc", "find",
+    "base64", "fold", "mount", "chmod", "wc", "find", "printf",
 )  # fmt: skip
+MODULES: Final = (
+    "__future__, hashlib, http.client, json, os, select, signal, socket, stat, struct, sys, tarfile, time"
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     given, image = os.environ.get("KUBECONFIG", ""), os.environ.get("DEKUBE_TEST_IMAGE", "")
     if given:
         if not image:
-            pytest.skip("KUBECONFIG IS SET: DEKUBE_TEST_IMAGE MUST NAME A BUSYBOX, REPOSITORY@sha256:DIGEST")
+            pytest.skip("KUBECONFIG IS SET: DEKUBE_TEST_IMAGE MUST NAME BUSYBOX WITH PYTHON, NAME@sha256:DIGEST")
         repository, _, name = image.partition("@sha256:")
         yield Cluster(Path(given), repository, bytes.fromhex(name), folder, is_own=False)
         return
@@ -137,7 +142,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def busybox_layer() -> bytes:
-    """Return a layer with BusyBox and its names."""
+    """Return a layer with BusyBox and its names, and the Python of this machine with a few of its modules."""
     program = shutil.which("busybox")
     assert program is not None
     file = io.BytesIO()
@@ -160,14 +165,34 @@ def busybox_layer() -> bytes:
         add("bin/busybox", data=Path(program).read_bytes())
         for applet in APPLETS:
             add(f"bin/{applet}", link="busybox")
+        for path, source in _python_files().items():
+            add(path, data=source.read_bytes())
     return file.getvalue()
+
+
+def _python_files() -> dict[str, Path]:
+    """Return the files of this machine's Python that the helper needs, by their paths in an image."""
+    listed = "print(sys.executable, *(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', '')))"
+    python, *modules = _told(shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable, "-c",
+                             f"import {MODULES}; {listed}").split()  # fmt: skip
+    needed = _libraries(python)
+    files = {one for one in modules if one.endswith(".py") or _libraries(one) <= needed}
+    return {one.lstrip("/"): Path(one) for one in sorted(files | needed | {python})}
+
+
+def _libraries(program: str) -> set[str]:
+    return set(re.findall(r"(/\S+) \(0x", _told("ldd", program)))
+
+
+def _told(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def push(port: int, layer: bytes, name: str = "busybox", login: tuple[str, str] | None = None) -> bytes:
     """Put an image of one layer into a registry; return the digest of its manifest."""
     packed = gzip.compress(layer, 1, mtime=0)
     config = json.dumps({
-        "architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin"]},
+        "architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/bin:/usr/bin:/usr/local/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [_named(layer)]},
     }).encode()  # fmt: skip
     base = f"http://127.0.0.1:{port}/v2/{name}"

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from state.primitives.errors import DecodeError
 from tasks.executor.containers.errors import ContainerRefused, EngineError
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig
 from tasks.executor.containers.kubernetes.api import decode_object
 from tasks.executor.containers.kubernetes.exec_stream import status_of
 from tasks.executor.containers.kubernetes.inventory import Inventory, Stock, take_stock
+from tasks.executor.containers.kubernetes.link import USAGE, Frame, FrameReader, decode_use, encode_frame
 from tasks.executor.containers.kubernetes.refusals import read_refusal
 from tasks.executor.containers.kubernetes.states import read_pod
 from tests.fuzz.targets.base import Target
@@ -67,6 +69,17 @@ def stocked(data: bytes) -> Inventory:
     return take_stock([found], [found], Stock("ours"))
 
 
+FRAMES = b"".join(map(encode_frame, (
+    Frame(1, 1), Frame(1, 2, b"GET / HTTP/1.1\r\n\r\n"), Frame(1, 3), Frame(0, 5, bytes(16)), Frame(1, 4),
+)))  # fmt: skip
+
+
+def _read_frames(data: bytes) -> None:
+    for frame in FrameReader().feed(data):
+        if frame.kind == USAGE:
+            decode_use(frame.data)
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     yield "a kubeconfig", Target(
         lambda data: decode_kubeconfig(data, Path("/nowhere")), (KUBECONFIG,),
@@ -83,6 +96,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "why a Job has no pod", Target(
         lambda data: read_refusal(decode_object(data)), (REFUSAL,),
         (f"{HERE}.api:decode_object", f"{HERE}.refusals:read_refusal"), (EngineError,),
+    )  # fmt: skip
+    yield "frames of a helper", Target(
+        _read_frames, (FRAMES, encode_frame(Frame(0, 5))),
+        (f"{HERE}.link:FrameReader.feed", f"{HERE}.link:decode_use", f"{HERE}.link:_check_head"), (DecodeError,),
     )  # fmt: skip
     yield (
         "the end of a command in a pod",

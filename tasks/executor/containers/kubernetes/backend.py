@@ -49,6 +49,7 @@ from tasks.executor.containers.kubernetes.canaries import are_policies_enforced,
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.inventory import Stock
+from tasks.executor.containers.kubernetes.link import PodLink, while_linked
 from tasks.executor.containers.kubernetes.manifests import (
     ANNOTATION_TASK,
     HELPER,
@@ -175,6 +176,8 @@ class KubernetesBackend:
         self.shown: tuple[bool, str] | None = None
         """Whether policies were seen to hold, and what was seen; None before the canary pods have run."""
         self._why: dict[bytes, End] = {}
+        self.links: dict[bytes, PodLink] = {}
+        """The links to the pods that are watched."""
         self._at_work: set[str] = set()
         """Namespaces that serve no task and are in use."""
 
@@ -226,9 +229,12 @@ class KubernetesBackend:
             missing.append(f"a machine of the cluster that takes its pods ({dict(inventory.left_out)})")
         is_isolated, why = False, ""
         if not missing:
-            is_isolated, why = await self._isolation()
-            if not is_isolated and not self._options.unisolated_allowed:
-                missing.append(f"enforced network policies: {why} (executor.kubernetes.unisolated_allowed)")
+            try:
+                is_isolated, why = await self._isolation()
+            except ContainerRefused as error:
+                missing.append(str(error))
+        if not missing and not is_isolated and not self._options.unisolated_allowed:
+            missing.append(f"enforced network policies: {why} (executor.kubernetes.unisolated_allowed)")
         self._facts = EngineFacts(
             f"Kubernetes {version}", tuple(missing), False, inventory is not None and inventory.sold.gpus > 0,
             gpus=self._options.gpus, is_isolated=is_isolated,
@@ -423,6 +429,13 @@ class KubernetesBackend:
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
+        link = self.links[task] = PodLink(self._api, self.socket_folder(task), task)
+        try:
+            return await while_linked(link, partial(self._look_on, task, request, on_look, link))
+        finally:
+            del self.links[task]
+
+    async def _look_on(self, task: bytes, request: ContainerRequest, on_look: OnLook, link: PodLink) -> Ended:
         place, up_s = self.place(task), 0.0
 
         def is_away() -> None:
@@ -443,6 +456,8 @@ class KubernetesBackend:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
                 return ended
+            if pod.has_helper:
+                link.attach(f"{place.path}/pods/{pod.name}")
             on_look(Look(is_up=pod.stage is Stage.RUNNING, up_s=up_s))
             if up_s >= request.limits.time_limit_s:
                 self._why.setdefault(task, End.TIME_LIMIT)
@@ -534,8 +549,9 @@ class KubernetesBackend:
             archive.seek(0)
             return await trio.to_thread.run_sync(pack_file, archive, packed, limit)
 
-    def socket_folder(self, task: bytes) -> None:
-        """Containers of a cluster have no socket of the node (``ContainerBackend``)."""
+    def socket_folder(self, task: bytes) -> Path:
+        """Return the folder of the socket to which the pod's is joined (``ContainerBackend``)."""
+        return self._folder / "sockets" / task.hex()[:32]
 
     async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
         """Return what a container wrote after a place (``ContainerBackend``)."""
@@ -556,8 +572,9 @@ class KubernetesBackend:
         return selector.part()
 
     async def usage(self, task: bytes) -> Usage | None:
-        """Not told: a cluster need not measure its pods (``ContainerBackend``)."""
-        return None
+        """Return what the helper measured: a cluster need not measure its pods (``ContainerBackend``)."""
+        link = self.links.get(task)
+        return None if link is None else link.usage()
 
     async def watchdog(self, task: bytes, request: ContainerRequest) -> None:
         """Nobody looks at what a cluster's administrators do (``ContainerBackend``)."""
@@ -592,6 +609,7 @@ class KubernetesBackend:
         """Remove the container and its folder, in any state (``ContainerBackend``)."""
         await self._remove_place(self.place(task))
         await self.clear(task)
+        await trio.to_thread.run_sync(_remove_folder, self.socket_folder(task))
         self._why.pop(task, None)
 
     async def _remove_place(self, place: Place) -> None:
@@ -626,7 +644,7 @@ class KubernetesBackend:
             await self._remove_place(Place(name, {}, ""))
             removed += 1
         folders = {task.hex()[:32] for task in kept}
-        for folder in self._folder.glob("[0-9a-f]" * 32):
+        for folder in (*self._folder.glob("[0-9a-f]" * 32), *self._folder.glob("sockets/*")):
             if folder.name not in folders:
                 await trio.to_thread.run_sync(_remove_folder, folder)
         return removed

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from tasks.executor.containers.errors import EngineError, EngineUnavailable
+from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.manifests import Cluster, Place, helper_pod, namespace_body, policy_body
@@ -57,7 +57,10 @@ nc -w {_CONNECT_S} {address} {PORT} </dev/null | grep -q canary
 async def are_policies_enforced(
     api: ClusterApi, place: Place, cluster: Cluster, remove: Callable[[Place], Awaitable[None]]
 ) -> tuple[bool, str]:
-    """Return whether policies hold both ways, and else what was seen. Raises EngineUnavailable, EngineError."""
+    """Return whether policies hold both ways, and else what was seen.
+
+    Raises ContainerRefused for an image of the helper without its programs, EngineUnavailable, EngineError.
+    """
     await remove(place)
     try:
         await api.create("/api/v1/namespaces", namespace_body(place))
@@ -68,6 +71,9 @@ async def are_policies_enforced(
             address = await _address(api, place, name)
             if not address:
                 return False, f"the canary pod {name!r} does not run within {PODS_S:.0f} s"
+        code, _ = await answer_of(api, f"{place.path}/pods/client", "helper", "command -v python3")
+        if code:
+            raise ContainerRefused("python3 in executor.kubernetes.helper_image")
         return await _tell(api, place, address)
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(PODS_S):

@@ -44,12 +44,14 @@ class Command:
         self._stream, self._protocol, self._where = stream, protocol, where
         self._parts, self.told = bytearray(), bytearray()
         self.code: int | None = None
+        self._sending = trio.Lock()
 
     async def flush(self) -> None:
-        """Send what the protocol wants to send."""
-        for data in self._protocol.data_to_send():
-            if data:
-                await self._stream.send_all(data)
+        """Send what the protocol wants to send, in its order: reading and writing may both have something."""
+        async with self._sending:
+            for data in self._protocol.data_to_send():
+                if data:
+                    await self._stream.send_all(data)
 
     async def write(self, data: bytes) -> None:
         """Write to the command's standard input. Raises EngineUnavailable."""
@@ -124,7 +126,7 @@ class _broken:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError,
                               WebSocketException)):  # fmt: skip
-            raise EngineUnavailable(f"{self._where}: {error or type(error).__name__}") from None
+            raise EngineUnavailable(f"{self._where}: {str(error) or type(error).__name__}") from None
 
 
 @asynccontextmanager

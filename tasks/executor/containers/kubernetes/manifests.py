@@ -2,7 +2,8 @@
 
 A task has a namespace of its own with Pod Security ``restricted``, a policy that denies all traffic both ways, a
 quota of one pod, and a Job with that pod. The pod has the requester's container and two of the helper: one
-receives the inputs before the requester's container starts, the other serves the outputs after it has ended.
+receives the inputs before the requester's container starts. The other starts before it too, serves its socket, and
+its outputs after it has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
 from tasks.executor.containers.kubernetes.quantities import amount
-from tasks.executor.containers.kubernetes.scripts import RECEIVE, SERVE
+from tasks.executor.containers.kubernetes.scripts import RECEIVE, WAIT_FOR_SOCKET, serve_command
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,
@@ -24,7 +25,7 @@ from tasks.executor.containers.kubernetes.secret_objects import (
     volume_body,
 )
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
-from tasks.executor.containers.settings import environment_of
+from tasks.executor.containers.settings import CHECKPOINT_FOLDER, SOCKET_PATH, environment_of
 
 __all__ = [
     "HELPER",
@@ -60,10 +61,13 @@ HELPER_MILLICORES_MAX: Final = 1_000
 """A helper is quick when it moves data, and asks for little while it waits."""
 STAGE_MIB: Final = 256
 """Room for pieces of the inputs that arrived and are not yet unpacked."""
+SOCKET_MIB: Final = 1
 LOG_MIB: Final = 64
 """What a container's log may take of its node's disk, beside the container's own disk."""
 GRACE_S: Final = 5
 """How long a pod that is removed has to end: its container was asked to end before."""
+LEAVE_S: Final = 120
+"""How long a pod with a checkpoint has to end where the cluster takes it away: to write and to hand it over."""
 START_SPARE_S: Final = 6 * 3_600
 """How much longer than its container a pod may live: for the images, the inputs and the outputs."""
 PRIORITY_NONE: Final = "Never"
@@ -196,6 +200,9 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
     mounts += [_mount("disk", path, inner="scratch/tmp") for path in _TEMPORARY]
     if request.output_path:
         mounts.append(_mount("disk", request.output_path, inner="output"))
+    if request.checkpoint_path:
+        mounts.append(_mount("disk", request.checkpoint_path, inner=CHECKPOINT_FOLDER))
+    mounts.append(_mount("socket", SOCKET_PATH, read_only=True))
     for number, mount in enumerate(request.mounts):
         mounts.append(_mount("inputs", mount.path, inner=str(number), read_only=True))
     if request.secrets.files:
@@ -222,7 +229,7 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
 def _variables(request: ContainerRequest) -> list[dict[str, Any]]:
     """Return the variables; of those that are secret the name alone."""
     secret = {name for name, _ in request.secrets.variables}
-    found = [text.partition("=") for text in environment_of(request)]
+    found = [text.partition("=") for text in environment_of(request, has_socket=True)]
     return [
         variable_source(name) if name in secret else {"name": name, "value": _literal(value)}
         for name, _, value in found if not (request.limits.gpus and name == "NVIDIA_VISIBLE_DEVICES")
@@ -243,12 +250,16 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     """Return the pod of a container."""
     limits, user = request.limits, request.user
     disk, stage = _mount("disk", "/dekube/disk"), _mount("stage", "/dekube/stage")
-    inputs = _mount("inputs", "/dekube/inputs")
+    inputs, socket = _mount("inputs", "/dekube/inputs"), _mount("socket", "/dekube/socket")
     receives = [inputs, disk, stage, *([_mount(VOLUME, IN_HELPER)] if request.secrets.files else ())]
     receiver = _helper(RECEIVER, cluster.helper_image, RECEIVE, user, receives)
     # It reads the outputs; of a private container it overwrites them at the end, and the inputs.
     serves = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
-    helper = _helper(HELPER, cluster.helper_image, SERVE, user, [*serves, stage])
+    helper = _helper(HELPER, cluster.helper_image, "", user, [*serves, stage, socket]) | {
+        "command": [_literal(word) for word in serve_command(stays=bool(request.checkpoint_path))],
+        # The kubelet starts containers one after the other, each when the hook of the one before has ended.
+        "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", WAIT_FOR_SOCKET]}}},
+    }
 
     def volume(name: str, size_mib: int, medium: str = "") -> dict[str, Any]:
         return {
@@ -266,16 +277,16 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
         "hostNetwork": False, "hostPID": False, "hostIPC": False, "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": GRACE_S, "dnsPolicy": "Default",
+        "terminationGracePeriodSeconds": LEAVE_S if request.checkpoint_path else GRACE_S, "dnsPolicy": "Default",
         "securityContext": {
             "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [receiver], "containers": [main_container(request, cluster), helper],
+        "initContainers": [receiver], "containers": [helper, main_container(request, cluster)],
         "volumes": [
             claim("disk", limits.disk_mib) if cluster.storage_class else volume("disk", limits.disk_mib),
             volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
-            volume("shm", max(1, limits.memory_mib // 2), "Memory"),
+            volume("socket", SOCKET_MIB), volume("shm", max(1, limits.memory_mib // 2), "Memory"),
             *([volume_body()] if request.secrets.files else ()),
         ],
     }  # fmt: skip
@@ -359,9 +370,10 @@ def check_pod(ordered: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
     for name in ("hostUsers", "hostAliases", "ephemeralContainers", "resourceClaims"):
         if name not in ordered and spec.get(name):
             raise SettingsDiffer(f"Pod.spec.{name}: {spec.get(name)!r}"[:300])
+    own = {one["name"]: one for one in [*ordered["initContainers"], *ordered["containers"]]}
     for one in [*spec["initContainers"], *spec["containers"]]:
         for name in ("envFrom", "lifecycle", "livenessProbe", "startupProbe", "volumeDevices", "ports"):
-            if one.get(name):
+            if one.get(name) and not (name in own[one["name"]] and set(one[name]) == set(own[one["name"]][name])):
                 raise SettingsDiffer(f"Pod.spec of {one.get('name')}: {name} is set")
         if one.get("securityContext", {}).get("capabilities", {}).get("add"):
             raise SettingsDiffer(f"Pod.spec of {one.get('name')}: capabilities are added")

@@ -1,17 +1,29 @@
-"""The programs of the helper container: plain ``sh`` with ``tar``, ``head``, ``sha256sum``, ``mv`` and ``sleep``.
+"""The programs of the helper container: ``sh`` with ``tar``, ``head``, ``sha256sum``, ``mv``, and ``python3``.
 
 Any image with a shell and these tools will do. One command takes a piece of the inputs: it is written beside its
 place, compared with its checksum and moved there whole. So a piece that is sent twice, or half, changes nothing.
+Two programs are Python's: their text is in the pod, so anybody can read what runs there.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
 from typing import Final
 
 __all__ = [
-    "OVERWRITE", "RECEIVE", "SERVE", "archive", "checksum", "end_pieces", "put_piece", "stop_all",
+    "LINK_COMMAND",
+    "OVERWRITE",
+    "RECEIVE",
+    "WAIT_FOR_SOCKET",
+    "archive",
+    "checksum",
+    "end_pieces",
+    "put_piece",
+    "serve_command",
+    "stop_all",
     "where_pieces_end",
-]  # fmt: skip
+]
 
 STAGE: Final = "/dekube/stage"
 INPUTS: Final = "/dekube/inputs"
@@ -20,7 +32,7 @@ DISK: Final = "/dekube/disk"
 RECEIVE: Final = f"""
 set -e
 umask 000
-mkdir -p {DISK}/scratch/home {DISK}/scratch/tmp {DISK}/scratch/cache {DISK}/output
+mkdir -p {DISK}/scratch/home {DISK}/scratch/tmp {DISK}/scratch/cache {DISK}/output {DISK}/checkpoint
 umask 022
 cd {STAGE}
 n=0; echo 0 > next; : > ready
@@ -32,11 +44,30 @@ done | tar -xof - -C {INPUTS}
 """
 """Makes the folders of the disk, then unpacks the pieces in their order until the end is marked."""
 
-SERVE: Final = """
-trap 'exit 0' TERM
-while :; do sleep 1 & wait $!; done
+_SERVE: Final = f"""
+printf %s "$1" > {STAGE}/socket.py
+printf %s "$2" > {STAGE}/folder.py
+exec python3 -I -S {STAGE}/socket.py "$3"
 """
-"""Waits: its container is there for commands that read the outputs."""
+LINK_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/socket.py", "link")
+WAIT_FOR_SOCKET: Final = """
+n=0
+while [ ! -S /dekube/socket/job.sock ] && [ "$n" -lt 300 ]; do n=$((n + 1)); sleep 0.05; done
+"""
+"""Ends when the socket listens: only then the requester's container is started. Without one it starts too."""
+
+
+@cache
+def _program(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def serve_command(*, stays: bool) -> list[str]:
+    """Return the command of the helper that serves; one that ``stays`` ignores that its pod is told to end."""
+    return [
+        "/bin/sh", "-c", _SERVE, "sh", _program("helper_socket.py"), _program("helper_folder.py"),
+        "stay" if stays else "serve",
+    ]  # fmt: skip
 
 
 OVERWRITE: Final = f"""

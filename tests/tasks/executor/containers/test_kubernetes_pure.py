@@ -82,7 +82,7 @@ def test_every_pod_is_restricted(made: ContainerRequest) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert set(one["resources"]["limits"]) == set(one["resources"]["requests"])
-    main = spec["containers"][0]["resources"]
+    main = spec["containers"][1]["resources"]
     assert main["limits"] == main["requests"], "a container gets what it asked for, no more and no less"
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
     assert all(volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"])
@@ -99,7 +99,7 @@ def test_no_pod_is_evicted_for_what_its_volumes_may_hold(made: ContainerRequest)
 
 @given(REQUESTS)
 def test_no_word_of_a_requester_is_expanded(made: ContainerRequest) -> None:
-    container = pod_spec(made, CLUSTER)["containers"][0]
+    container = pod_spec(made, CLUSTER)["containers"][1]
     words = [*container.get("command", ()), *container.get("args", ())]
     assert tuple(word.replace("$$", "$") for word in words) == made.command
     assert all("$" not in word.replace("$$", "") for word in words)
@@ -162,7 +162,7 @@ def test_what_a_server_made_is_compared() -> None:
     ordered = job_body(request(), CLUSTER, PLACE)
     made = copy.deepcopy(ordered)
     made["metadata"]["uid"] = "1"
-    made["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "2"
+    made["spec"]["template"]["spec"]["containers"][1]["resources"]["limits"]["cpu"] = "2"
     made["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
     del made["spec"]["template"]["spec"]["hostNetwork"]
     check_made(ordered, made)
@@ -356,7 +356,7 @@ def test_no_value_of_a_secret_is_in_a_pod() -> None:
     )
     made = request(secrets=secrets, environment=("PLAIN=x",))
     for body in (job_body(made, CLUSTER, PLACE), pull_pod(made, CLUSTER, PLACE)):
-        assert "value" not in json.dumps(body).replace("valueFrom", "").replace('"value":', "")
+        assert "value-" not in json.dumps(body)
     spec = pod_spec(made, CLUSTER)
     main = next(one for one in spec["containers"] if one["name"] == MAIN)
     sources = {one["name"]: one.get("valueFrom") for one in main["env"]}
