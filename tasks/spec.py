@@ -540,6 +540,8 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
         )
     if spec.is_quorum and part.checkpoint is not None:
         raise DecodeError("not a job specification: checkpoint: none with level 1, whose machines run all of it")
+    if spec.is_quorum and part.metering.again:
+        raise DecodeError("not a job specification: metering.again: none with level 1, which compares how it ends")
     if spec.is_quorum and part.sealed is not None:
         raise DecodeError("not a job specification: sealed: nothing is with level 1, which compares outputs")
     fault = ""

@@ -284,11 +284,17 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
         Metering(
             _text(metering["name"], "metering.name"), _number(metering["grace_s"], "metering.grace_s"),
             _number(metering["retries"], "metering.retries"), _number(metering["idle_s"], "metering.idle_s"),
-            _text(metering["pattern"], "metering.pattern"),
+            _text(metering["pattern"], "metering.pattern"), _codes(metering["again"]),
         ),
         None if top["checkpoint"] is None else _stored(top), _number(top["interruptible"], "interruptible"),
         None if top["sealed"] is None else _sealed(top),
     )  # fmt: skip
+
+
+def _codes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ConfigError("metering.again: not a list")
+    return tuple(_number(code, "metering.again") for code in value)
 
 
 def _sealed(top: Mapping[str, Any]) -> SealTerms:

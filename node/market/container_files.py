@@ -108,16 +108,23 @@ class ContainerFiles:
         self._known[task] = found
         write_durably(self._root / task.hex(), encode_container_note(found))
 
+    def forget(self, task: bytes) -> None:
+        """Forget what an earlier run of a task has left here, as it begins again. Blocking."""
+        if (found := self._known.pop(task, None)) is not None:
+            (self._root / task.hex()).unlink(missing_ok=True)
+            self._let_go(found)
+
+    def _let_go(self, found: ContainerNote) -> None:
+        kept = {blob for other in self._known.values() for blob in _blobs_of(other)}
+        for blob in _blobs_of(found) - kept:
+            self._blobs.unpin(blob)
+
     def tidy(self, now_ms: int, needed: frozenset[bytes]) -> None:
         """Forget tasks that are not ``needed``: without an end at once, with one a day after it."""
         for task, found in list(self._known.items()):
             if task in needed or (found.end is not None and now_ms < found.ended_ms + KEPT_MS):
                 continue
-            del self._known[task]
-            (self._root / task.hex()).unlink(missing_ok=True)
-            kept = {blob for other in self._known.values() for blob in _blobs_of(other)}
-            for blob in _blobs_of(found) - kept:
-                self._blobs.unpin(blob)
+            self.forget(task)
 
 
 def _blobs_of(found: ContainerNote) -> frozenset[bytes]:

@@ -114,6 +114,11 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
     )  # fmt: skip
 
 
+def seconds_left(store: Reader, task: bytes, meter: MeterRecord) -> int:
+    """Return the seconds of a task that are not counted yet."""
+    return load_spec(store, task).schedule.total_steps - meter.seconds
+
+
 class Containers:
     """Does what the chain asks of the machine of a container."""
 
@@ -330,6 +335,7 @@ class Containers:
 
     async def _prepare(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bring image and inputs here, then say so: the meter begins with that."""
+        await trio.to_thread.run_sync(self._files.forget, task)  # it may have run here before (R141)
         left_s = max(0, duty.deadline_ms - self._ledger.head().steady_ms) / 1000
         reason, why = Reason.JOB_UNFIT, "not ready in time"
         with trio.move_on_after(PREPARE_SHARE * left_s):
@@ -447,10 +453,10 @@ class Containers:
         meter, now_ms = load_meter(self._ledger.store, task), self._ledger.head().steady_ms
         until_ms = min(now_ms, meter.stop_ms) if meter.stop_ms else now_ms
         allowed = max(0, until_ms - meter.began_ms) // 1000
-        return max(meter.own_seconds, min(seconds, allowed, meter.own_seconds + self._left(task, meter)))
-
-    def _left(self, task: bytes, meter: MeterRecord) -> int:
-        return load_spec(self._ledger.store, task).schedule.total_steps - meter.seconds
+        return max(
+            meter.own_seconds,
+            min(seconds, allowed, meter.own_seconds + seconds_left(self._ledger.store, task, meter)),
+        )
 
     async def _attended(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
         """Run a container to its end, with its socket open before it starts."""
@@ -464,7 +470,9 @@ class Containers:
 
     async def _run_to_end(self, task: bytes, spec: JobSpec, known: ContainerNote | None) -> ContainerNote:
         meter = load_meter(self._ledger.store, task)
-        request = await self._request(task, spec, self._left(task, meter) + meter.own_seconds)
+        request = await self._request(
+            task, spec, seconds_left(self._ledger.store, task, meter) + meter.own_seconds
+        )
         if task in await self._backend.running():
             request = replace(request, is_resumed=self.checkpoints.is_restored(task))
             self.adopted += known is not None
@@ -499,6 +507,8 @@ class Containers:
             return ContainerNote()
         if ended.end in (End.LOST, End.EVICTED):
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
+        if ended.end is End.EXITED and ended.code in container_of(spec).metering.again:
+            await self._keep_last(task, spec, request, ended)  # another machine goes on
         known = await self._collect(task, spec, request, ended)
         if request.secrets and not container_of(spec).is_private:
             with suppress(DekubeError, OSError):  # at once: its secrets go with it; what fails is tried again
@@ -605,7 +615,13 @@ class Containers:
 
     async def _leave(self, task: bytes, request: ContainerRequest, ended: Ended) -> None:
         """Store the last checkpoint of a container that was told to end, and give its task up."""
-        spec = load_spec(self._ledger.store, task)
+        await self._keep_last(task, load_spec(self._ledger.store, task), request, ended)
+        await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
+        await self._part(task)
+        _log.info("this machine has left a container", task=task, s=int(ended.up_s))
+
+    async def _keep_last(self, task: bytes, spec: JobSpec, request: ContainerRequest, ended: Ended) -> None:
+        """Count the last ticks of a container that has ended, and store its last checkpoint if it has one."""
 
         def seconds() -> int:
             return self._payable(task, self._moving_s(task, spec, ended.up_s))
@@ -623,9 +639,6 @@ class Containers:
                 raise
             except (DekubeError, OSError) as error:
                 _log.warning("the last checkpoint could not be stored", task=task, error=str(error))
-        await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
-        await self._part(task)
-        _log.info("this machine has left a container", task=task, s=int(ended.up_s))
 
     async def _collect(self, task: bytes, spec: JobSpec, request: ContainerRequest, ended: Ended) -> ContainerNote:
         """Keep log and output, sealed if the container is private, and remove the container at once."""

@@ -423,7 +423,14 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "cores": NUMBER,
             "metering": obj(
-                {"name": STRING, "grace_s": NUMBER, "retries": NUMBER, "idle_s": NUMBER, "pattern": STRING}
+                {
+                    "name": STRING,
+                    "grace_s": NUMBER,
+                    "retries": NUMBER,
+                    "idle_s": NUMBER,
+                    "pattern": STRING,
+                    "again": array(NUMBER),
+                }
             ),
             "checkpoint": nullable(obj({"path": STRING, "every_s": NUMBER, "bytes_max": NUMBER})),
             "sealed": nullable(

@@ -90,6 +90,8 @@ SECONDS_MAX: Final = 30 * 86_400
 GRACE_S_MIN: Final = 10
 GRACE_S_MAX: Final = 3_600
 RETRIES_MAX: Final = 8
+AGAIN_MAX: Final = 16
+CODE_MAX: Final = 255
 CHECKPOINT_EVERY_S_MIN: Final = 10
 CHECKPOINT_EVERY_S_MAX: Final = 3_600
 CHECKPOINT_BYTES_MAX: Final = 1 << 32
@@ -193,7 +195,8 @@ class Metering(NamedTuple):
     """What is metered; how long the meter may be silent beyond a tick; how often another machine begins again.
 
     With the meter ``progress``: how long the counter may stand still, in whole ticks, and a text before it in the
-    log (empty: only what the container says at its socket counts).
+    log (empty: only what the container says at its socket counts). After an exit code of ``again``, ascending,
+    another machine goes on.
     """
 
     name: str
@@ -201,6 +204,7 @@ class Metering(NamedTuple):
     retries: int
     idle_s: int = 0
     pattern: str = ""
+    again: tuple[int, ...] = ()
 
 
 class Checkpoint(NamedTuple):
@@ -283,7 +287,10 @@ class ContainerPart(NamedTuple):
                 found["storage.output_bytes_max"], found["storage.disk_mib"],
             ),
             found["cores"],
-            Metering(*[found[f"metering.{name}"] for name in Metering._fields]),
+            Metering(
+                **{name: found[f"metering.{name}"] for name in Metering._fields[:-1]},
+                again=tuple(found["metering.again"]),
+            ),
             Checkpoint(*[found[f"checkpoint.{name}"] for name in Checkpoint._fields])
             if "checkpoint.path" in found else None,
             found["interruptible"],
@@ -334,7 +341,8 @@ class ContainerPart(NamedTuple):
         return [
             list(self.image), [list(command), list(environment), user, *([[*egress]] if egress else ())],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
-            list(self.metering), [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
+            [*self.metering[:-1], list(self.metering.again)],
+            [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
             [] if self.sealed is None else list(self.sealed),
         ]  # fmt: skip
 
@@ -374,6 +382,7 @@ CONTAINER_FIELDS: Final = KindFields(
     texts=frozenset({
         "image.repository", "storage.output", "metering.name", "metering.pattern", "checkpoint.path",
     }),
+    integers=frozenset({"metering.again"}),
     names=frozenset({"process.command", "process.environment", "process.egress"}),
     trailing={"process": 1},
     optional=frozenset({"checkpoint", "sealed"}),
@@ -411,6 +420,12 @@ def _check_metering(metering: Metering) -> None:
         raise _wrong("metering.idle_s", "it goes with the meter progress, and so does a pattern")
     if metering.name == METER_PROGRESS and not metering.idle_s:
         raise _wrong("metering.idle_s", "above 0 with the meter progress")
+    codes = metering.again
+    is_range = min(codes, default=1) >= 1 and max(codes, default=1) <= CODE_MAX
+    if list(codes) != sorted(set(codes)) or len(codes) > AGAIN_MAX or not is_range:
+        raise _wrong("metering.again", f"{AGAIN_MAX} codes from 1 to {CODE_MAX} at most, ascending")
+    if codes and not metering.retries:
+        raise _wrong("metering.again", "no other machine goes on: retries is 0")
 
 
 def _check_sealed(part: ContainerPart) -> None:

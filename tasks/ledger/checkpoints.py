@@ -146,17 +146,17 @@ def has_stored(case: Case) -> bool:
     return load_checkpoints(case.state, case.record.id).covered_s > 0
 
 
-def lose_unstored(case: Case) -> None:
+def lose_unstored(case: Case, *, is_fined: bool = True) -> None:
     """Part with the machine of a running container: seconds that no checkpoint holds are not paid (R105).
 
-    One that leaves before the time that it has offered pays a fine, which is burned (R106).
+    One that leaves before the time that it has offered pays a fine, which is burned (R106), if it ``is_fined``.
     """
     task, worker = case.record.id, case.record.worker
     found, meter = load_checkpoints(case.state, task), load_meter(case.state, task)
     if container_of(case.spec).checkpoint is not None:
         found = _lose(case, found, found.open, meter.own_seconds - found.covered_s, worker)
         save_checkpoints(case.state, task, found._replace(open=0))
-    fine = _leave_fine(case, found.until_ms)
+    fine = _leave_fine(case, found.until_ms) if is_fined else 0
     if fine:
         registry.fine_node(
             case.state, worker, fine, case.scope.emit, case.scope.block.height, case.parameters,

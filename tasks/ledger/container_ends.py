@@ -9,10 +9,10 @@ from state.primitives.receipts import EventType
 from tasks.errors import MeterMismatch, WrongPhase
 from tasks.kinds.container import METER_PROGRESS, ContainerPart, ExitKind
 from tasks.ledger.lifecycle import Phase, Reason
-from tasks.ledger.meter_records import ContainerEnd, load_meter, save_meter
+from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter, save_meter
 from tasks.ledger.metering import SECONDS_METERED, pay_until, require_metered
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
-from tasks.ledger.progress import wind_up
+from tasks.ledger.progress import go_on_elsewhere, wind_up
 from tasks.ledger.quorums import end_seat
 
 __all__ = ["METER_EVENTS", "finish_container"]
@@ -51,13 +51,25 @@ def finish_container(case: Case, own_seconds: int, end: ContainerEnd) -> None:
         end_seat(case, own_seconds, end)
     else:
         meter = pay_until(case, load_meter(case.state, record.id), own_seconds)
-        save_meter(case.state, record.id, meter._replace(end=end))
-        _wind_up(case, end)
+        if _goes_on(case, part, meter, end):
+            save_meter(case.state, record.id, meter)
+            go_on_elsewhere(case)
+        else:
+            save_meter(case.state, record.id, meter._replace(end=end))
+            _wind_up(case, end)
     case.scope.emit(
         CONTAINER_ENDED(
             record.id, record.worker, end.kind, end.code, end.output or ZERO_HASH, end.logs or ZERO_HASH
         )
     )
+
+
+def _goes_on(case: Case, part: ContainerPart, meter: MeterRecord, end: ContainerEnd) -> bool:
+    """Tell whether another machine goes on after this end (R141): no stop, and a try and time are left."""
+    return (
+        end.kind == ExitKind.EXITED and end.code in part.metering.again and not case.record.ending
+        and case.record.attempts <= part.metering.retries and meter.seconds < case.spec.schedule.total_steps
+    )  # fmt: skip
 
 
 def _wind_up(case: Case, end: ContainerEnd) -> None:

@@ -324,6 +324,8 @@ class Reason(IntEnum):
     """The machine of a container has metered nothing for too long."""
     TIME_USED_UP = 62
     """The container has run for as long as its task allows."""
+    CONTAINER_AGAIN = 63
+    """The container has ended with a code after which another machine goes on."""
     TAMPERED = 80
     """The machine itself has seen that somebody read or changed the memory or the files of the container."""
     OUTPUT_SEALED = 70

@@ -12,7 +12,7 @@ from state.transition.calls import CallForm
 from state.transition.rules import Context, Rule
 from state.view import Overlay
 from tasks.errors import NotYours
-from tasks.kinds.container import LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
+from tasks.kinds.container import CODE_MAX, LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
 from tasks.ledger import registration
 from tasks.ledger.container_ends import finish_container
 from tasks.ledger.meter_records import ContainerEnd
@@ -23,7 +23,6 @@ __all__ = ["FINISH_TASK", "METER_TASK", "finish_values", "metering_rules"]
 
 METER_TASK: Final = 0x5C
 FINISH_TASK: Final = 0x5D
-CODE_MAX: Final = 255
 CaseOf = Callable[[Overlay, Context, bytes], Case]
 
 _CALLS: Final = {

@@ -67,6 +67,7 @@ __all__ = [
     "finish",
     "free_slot",
     "give_up_idle",
+    "go_on_elsewhere",
     "hold_back",
     "is_firm",
     "is_funded",
@@ -452,6 +453,13 @@ def part_silently(case: Case, reason: Reason) -> None:
     else:
         pay_what_waits(case)  # it was stopped: nobody does anything of it again
     lose_worker(case, reason)
+
+
+def go_on_elsewhere(case: Case) -> None:
+    """Part with the machine of a container that has ended with a code of ``again``: another one goes on (R141)."""
+    lose_unstored(case, is_fined=False)
+    exclude(case, case.record.worker)
+    lose_worker(case, Reason.CONTAINER_AGAIN)
 
 
 def lose_worker(case: Case, reason: Reason) -> None:

@@ -12,6 +12,7 @@ from tasks.kinds.container import (
     CHECKPOINT_BYTES_MAX,
     CHECKPOINT_EVERY_S_MAX,
     CHECKPOINT_EVERY_S_MIN,
+    CODE_MAX,
     CORES_MAX,
     DISK_MIB_MAX,
     DISK_MIB_MIN,
@@ -51,7 +52,7 @@ __all__ = [
 _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{64})")
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
-    "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries",
+    "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries", "retry_codes",
     "checkpoint", "interruptible", "deterministic", "idle_minutes", "progress_pattern", "private", "secrets",
     "registry", "egress",
 )  # fmt: skip
@@ -175,7 +176,7 @@ def containing_of(fields: JobFields) -> ContainerRequest:
         METER_RESERVED, _bounded(fields, "grace_s", 120, GRACE_S_MIN, GRACE_S_MAX),
         # Each machine goes on where the one before was; without a checkpoint each one begins from nothing.
         _bounded(fields, "retries", 1 if checkpoint is None else RETRIES_MAX, 0, RETRIES_MAX),
-        *_idle(fields, tick_s),
+        *_idle(fields, tick_s), _again(fields),
     )  # fmt: skip
     if metering.idle_s:
         metering = metering._replace(name=METER_PROGRESS)
@@ -243,7 +244,7 @@ def _check(fields: JobFields, part: ContainerPart, mounts: tuple[MountRequest, .
         name = said.partition(":")[0].rpartition(".")[2]
         known = {
             "repository": "image", "storage": "output", "output_bytes_max": "output_mib", "path": "checkpoint",
-            "pattern": "progress_pattern",
+            "pattern": "progress_pattern", "again": "retry_codes",
             "bytes_max": "checkpoint",
         }.get(name, name)  # fmt: skip
         raise fields.wrong(known, f"{known}: {said.partition(': ')[2]}") from None
@@ -304,6 +305,14 @@ def _idle(fields: JobFields, tick_s: int) -> tuple[int, str]:
         raise fields.wrong("idle_minutes", f"idle_minutes: a number above 0 expected, {IDLE_S_MAX // 60} at most")
     ticks = max(1, math.ceil(value * 60 / tick_s))
     return min(ticks, IDLE_S_MAX // tick_s) * tick_s, pattern
+
+
+def _again(fields: JobFields) -> tuple[int, ...]:
+    """Return the exit codes after which another machine goes on, ascending."""
+    value = fields.listed("retry_codes") if fields.has("retry_codes") else None
+    if not all(type(code) is int and 1 <= code <= CODE_MAX for code in value or ()):
+        raise fields.wrong("retry_codes", f"retry_codes: a list of exit codes from 1 to {CODE_MAX} expected")
+    return tuple(sorted(set(value or ())))
 
 
 def _rate(fields: JobFields) -> int:

@@ -210,6 +210,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "grace_s_max": container.GRACE_S_MAX,
         "rate_band_bps": specification.RATE_BAND_BPS,
         "retries_max": container.RETRIES_MAX,
+        "again_max": container.AGAIN_MAX,
         "mounts_max": container.MOUNTS_MAX,
         "mount_bytes_max": container.MOUNT_BYTES_MAX,
         "command_max": container.COMMAND_MAX,

@@ -25,7 +25,7 @@ from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.kinds.container import Checkpoint, ContainerPart, Image, Metering, Process, Storage
 from tasks.ledger.checkpoint_records import Checkpoints, load_checkpoints
-from tasks.ledger.lifecycle import Phase
+from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.meter_records import MeterRecord, load_meter
 from tasks.ledger.records import TaskRecord, load_task
 from tasks.ledger.transitions import CREATE_TASK, REGISTER_NODE, node_payload, task_id_of
@@ -46,6 +46,11 @@ n=0; [ -f /state/n ] && n=$(cat /state/n)
 echo "resumed=$DEKUBE_RESUMED from=$n" >> /state/log
 while [ $n -lt LAST ]; do n=$((n+1)); save; sleep 1; done
 cp /state/log /output/log; cp /state/n /output/n
+"""
+
+FALLS = """
+if [ "$DEKUBE_RESUMED" = 1 ]; then cat /state/kept && exit 0; exit 1; fi
+sleep 5; echo kept > /state/kept; exit 75
 """
 
 
@@ -97,11 +102,13 @@ class Owners:
             sending.start_soon(self.world.wallet(number).send, kind, payload)
             await self.world.mint_until(lambda: not sending.child_tasks)
 
-    async def post(self, seconds: int, *, ticks: int = 12) -> bytes:
+    async def post(
+        self, seconds: int, *, ticks: int = 12, script: str = SCRIPT, again: tuple[int, ...] = ()
+    ) -> bytes:
         part = ContainerPart(
             Image(REPOSITORY, bytes.fromhex(self.lent.image_id.removeprefix("sha256:"))),
-            Process(("/bin/sh", "-c", SCRIPT.replace("LAST", str(seconds))), (), 65_534),
-            Storage((), "/output", 1 << 20, 32), 1, Metering("reserved", 3_600, 8),
+            Process(("/bin/sh", "-c", script.replace("LAST", str(seconds))), (), 65_534),
+            Storage((), "/output", 1 << 20, 32), 1, Metering("reserved", 3_600, 8, again=again),
             Checkpoint("/state", EVERY_S, 1 << 20),
         )  # fmt: skip
         spec = container_job(
@@ -198,6 +205,25 @@ async def test_an_owner_takes_its_machine_back_and_the_job_goes_on_elsewhere(
         gone = await turns(owners, task, 1, is_sudden=True)
         await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=120)
         check_bill(owners, task, gone, 14)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_job_that_fails_with_a_code_of_its_list_goes_on_elsewhere(
+    world: World, lent: EngineMachine
+) -> None:
+    owners = Owners(world, lent, 2)
+    async with trio.open_nursery() as nursery:
+        await owners.start(nursery)
+        task = await owners.post(2, script=FALLS, again=(75,))
+        first = (await owners.running(task)).wallet.address
+        second = (await owners.running(task, first)).wallet.address
+        await world.mint_until(lambda: owners.record(task).phase in ENDED, timeout_s=120)
+        meter, stored = owners.meter(task), owners.stored(task)
+        assert owners.record(task).phase is Phase.SETTLED and meter.end is not None
+        assert (meter.end.code, meter.end.worker) == (0, second)
+        assert [run.worker for run in stored.runs] == [first, second]
+        assert stored.runs[0].lost == 0, "its last checkpoint was not stored before it said how it ended"
         nursery.cancel_scope.cancel()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from billing.escrow import Movement, Purpose, bill_lines, escrow_totals
 from billing.prices import TERA
 from state.primitives.errors import DecodeError
 from state.view.accounts import balance_of
-from tasks.kinds.container import Checkpoint, Metering
+from tasks.kinds.container import Checkpoint, Metering, check_container
 from tasks.ledger.checkpoint_records import (
     CHECKPOINTS_LIMIT_BYTES,
     RUNS_KEPT,
@@ -34,7 +34,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tasks.spec import JobSpec
+from tasks.spec import JobSpec, container_of
 from tests.tasks.containers import (
     PRICE,
     STORED,
@@ -490,3 +490,78 @@ def test_n41_whatever_machines_do_no_second_is_paid_twice(steps: list[tuple[str,
         assert escrow_totals(world.state, task).locked == 0
         paid = sum(paid_of(world, task, run.worker) for run in {run.worker: run for run in found.runs}.values())
         assert paid == counted.paid <= counted.seconds * SECOND + counted.seconds
+
+
+def again(*, retries: int = 8, **changes: object) -> JobSpec:
+    more: Any = {"checkpoint": STORED} | changes
+    return container(ticks=60, tick_s=10, metering=Metering("reserved", 300, retries, again=(75, 99)), **more)
+
+
+def test_an_exit_code_of_the_list_has_another_machine_go_on_from_the_checkpoint() -> None:
+    world = World()
+    for at in range(2):
+        assert until(world, host(world, at + 1), world.time_ms + 10**7) is None
+    task, first = started(world, again())
+    bond = require_node(world.state, first).backing
+    run_for(world, 100)
+    assert store(world, first, task, 90, b"c" * 32) is None
+    run_for(world, 20)
+    assert finish(world, first, task, 110, code=75) is None
+    record = world.task(task)
+    assert record.phase in (Phase.DEGRADED, Phase.ASSIGNED) and record.worker != first
+    node = require_node(world.state, first)
+    assert (node.backing, node.failures) == (bond, 0) and node.match_from_ms <= world.time_ms  # no fine, no pause
+    assert metered(world, task).end is None and metered(world, task).seconds == 90
+    second = next_machine(world, task)
+    run_for(world, 40)
+    assert finish(world, second, task, 40, code=3) is None  # no code of the list
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.CONTAINER_EXITED)
+    assert stored(world, task).runs == (Run(first, 110, 20), Run(second, 40, 0))
+    assert abs(paid_of(world, task, first) - 90 * SECOND) <= 90
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_without_a_checkpoint_all_seconds_are_paid_and_retries_have_an_end() -> None:
+    world = World()
+    for at in range(3):
+        host(world, at + 1)
+    task, worker = started(world, again(retries=1, checkpoint=None))
+    run_for(world, 30)
+    assert finish(world, worker, task, 25, code=99) is None
+    assert metered(world, task).seconds == 25
+    other = next_machine(world, task)
+    assert other != worker
+    run_for(world, 30)
+    assert finish(world, other, task, 20, code=99) is None
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.CONTAINER_EXITED)
+    assert metered(world, task).seconds == 45
+
+
+def test_a_container_that_is_to_stop_goes_on_nowhere() -> None:
+    world = World()
+    for at in range(2):
+        host(world, at + 1)
+    task, worker = started(world, again())
+    run_for(world, 20)
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    assert finish(world, worker, task, 10, code=75) is None
+    assert world.task(task).phase == Phase.CANCELLED
+    short = container(ticks=2, tick_s=10, metering=Metering("reserved", 300, 8, again=(75,)))
+    used_up, worker = started(world, short)
+    run_for(world, 30)
+    assert finish(world, worker, used_up, 20, code=75) is None
+    assert (world.task(used_up).phase, metered(world, used_up).seconds) == (Phase.FAILED, 20)
+
+
+@pytest.mark.parametrize(
+    "metering",
+    [
+        Metering("reserved", 300, 8, again=(0,)), Metering("reserved", 300, 8, again=(256,)),
+        Metering("reserved", 300, 8, again=(9, 8)), Metering("reserved", 300, 8, again=(8, 8)),
+        Metering("reserved", 300, 8, again=tuple(range(1, 18))), Metering("reserved", 300, 0, again=(75,)),
+    ],
+    ids=["code 0", "too large", "order", "twice", "too many", "no retries"],
+)  # fmt: skip
+def test_lists_of_codes_that_are_refused(metering: Metering) -> None:
+    with pytest.raises(DecodeError, match=r"metering\.again"):
+        check_container(container_of(container(metering=metering)))
