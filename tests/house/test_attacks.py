@@ -13,7 +13,7 @@ ATTACKS: Final = [f"A{number}" for number in range(1, 14)] + [f"N{number}" for n
 def test_every_known_attack_has_a_test_of_its_name_and_a_row() -> None:
     named = {
         found.upper()
-        for folder in ("tests/tasks", "tests/node/market")
+        for folder in ("tests/tasks", "tests/node/market", "tests/kubernetes")
         for path in (ROOT / folder).rglob("test_*.py")
         for found in re.findall(r"^(?:async )?def test_([an]\d+)_", path.read_text(), re.MULTILINE)
     }
