@@ -18,7 +18,7 @@ from node.chain import ledger, mempool, tx_gossip
 from node.chain import ledger as node_ledger
 from node.chain.runtime import make_runtime
 from node.consensus import compact, compact_service
-from node.market import blob_search
+from node.market import blob_search, container_copies
 from node.sync import messages as sync_messages
 from p2p.base import endpoint, observed_address
 from p2p.base.limits import NetworkLimits
@@ -211,6 +211,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "rate_band_bps": specification.RATE_BAND_BPS,
         "retries_max": container.RETRIES_MAX,
         "again_max": container.AGAIN_MAX,
+        "kept_ms": container_copies.KEPT_MS,
         "mounts_max": container.MOUNTS_MAX,
         "mount_bytes_max": container.MOUNT_BYTES_MAX,
         "command_max": container.COMMAND_MAX,
