@@ -452,6 +452,7 @@ class DockerBackend:
         await self._images.release()
         is_whole = await trio.to_thread.run_sync(self.disk(task).wipe)
         self._forget(task)
+        await trio.to_thread.run_sync(_remove_folder, self.socket_folder(task))
         return is_whole
 
     async def set_share(self, task: bytes, shares: int) -> None:

@@ -26,6 +26,7 @@ from state.view.accounts import load_account
 from tasks.custody.container_keys import LOG, OUTPUT
 from tasks.custody.secrets import ContainerSecrets
 from tasks.custody.wraps import public_key_of
+from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.executor.containers.errors import ImageUnavailable
@@ -67,6 +68,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = world_with(tmp_path / "world", monkeypatch, {})
     yield made
     made.store.close()
+    for disk in tmp_path.glob("world/node */data/containers/*/disk"):
+        ContainerDisk(disk.parent).remove()
 
 
 @pytest.fixture
