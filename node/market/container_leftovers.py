@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
+
+import trio
 
 from state.view import Reader
 from tasks.errors import TaskUnknown
@@ -12,7 +15,10 @@ from tasks.kinds.container import ContainerPart
 from tasks.ledger.records import load_spec
 from tasks.spec import container_of
 
-__all__ = ["has_secrets", "remove_container", "remove_packed", "wipe_private"]
+__all__ = ["has_secrets", "remove_container", "remove_packed", "wait_left_over", "wipe_private"]
+
+LOOK_S: Final = 5.0
+"""Between two looks for folders that nothing needs."""
 
 
 def _part_of(state: Reader, task: bytes) -> ContainerPart | None:
@@ -42,6 +48,20 @@ async def wipe_private(backend: ContainerBackend, state: Reader, tasks: Collecti
         part = _part_of(state, task)
         if part is not None and part.is_private and backend.folder(task).exists():
             await backend.wipe(task)
+
+
+async def wait_left_over(
+    told: trio.Event, backend: ContainerBackend, done: Callable[[], Collection[bytes]]
+) -> None:
+    """Wait until something is left to remove: that was ``told``, or a task of ``done`` has a folder still.
+
+    A node that starts again may learn only as it catches up that a task is not its own any more.
+    """
+    while not told.is_set():
+        with trio.move_on_after(LOOK_S):
+            await told.wait()
+        if any(backend.folder(task).exists() for task in done()):
+            return
 
 
 def remove_packed(folder: Path, needed: frozenset[bytes]) -> None:

@@ -26,7 +26,13 @@ from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_egress import ContainerEgress
 from node.market.container_files import ContainerFiles, ContainerNote
-from node.market.container_leftovers import has_secrets, remove_container, remove_packed, wipe_private
+from node.market.container_leftovers import (
+    has_secrets,
+    remove_container,
+    remove_packed,
+    wait_left_over,
+    wipe_private,
+)
 from node.market.container_live import Live
 from node.market.container_logs import ContainerLogs
 from node.market.container_room import ahead_of, lack_of_room, room_of, wanted_by
@@ -216,7 +222,11 @@ class Containers:
                 continue
             self._left_over = trio.Event()
             with trio.move_on_after(TIDY_S):
-                await self._left_over.wait()
+                await wait_left_over(
+                    self._left_over,
+                    self._backend,
+                    lambda: self._files.tasks() - self._duties().keys() - self._at_work,
+                )
 
     async def _sweep(self) -> None:
         """Remove containers, disks and records of tasks that ask nothing of this machine."""
