@@ -118,6 +118,10 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
     if not request.seal.has_any:
         return job
     sealing = Sealing(request.seal.is_private, read_secrets(request))
+    if request.seal.secrets and part.checkpoint is not None and not sealing.is_private:
+        notes.append(
+            "everybody can read the checkpoint: a secret that the program keeps there is none (private: true)"
+        )
     if any(len(value) < MASKED_BYTES_MIN for value in sealing.secrets.values):
         notes.append(f"a secret of less than {MASKED_BYTES_MIN} bytes is not masked in the log")
     return with_sealing(job._replace(notes=tuple(notes)), sealing)

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import click
 import pytest
+from click.testing import CliRunner
 
+import node.cli.tasks.keeping
+from node.cli import group
 from node.cli.jobs import spec_from_json
+from node.cli.session import Session
 from node.cli.tasks.job_file import read_job
+from node.cli.tasks.private import container_readers, reading_machines
 from node.cli.tasks.told import COMPARED, UNPROVEN, told_job
 from node.cli.tasks.views import _job, _progress
 from node.cli.templates import template
-from rpc.client.containers import ContainerJob
+from rpc.client import Client
+from rpc.client.containers import ContainerJob, seal_job
 from rpc.client.jobs import blobs_of, judge_job, make_job
+from rpc.client.packing import PackedFile
 from rpc.client.results import TaskQuote
 from rpc.methods.jobs import spec_to_json
+from state.primitives.errors import ConfigError
 from state.primitives.manifests import manifest_of
 from tasks.kinds.container import MountForm
 from tasks.kinds.folders import unpack
 from tasks.ledger.screening import check_start, kind_objections
+from tasks.ledger.transitions import CREATE_TASK
 from tasks.requests.errors import RequestInvalid
 from tasks.spec import container_of, decode_spec, encode_spec
+from tests.node.cli.test_interrupted import KEY, Chain, tasks_of
+from tests.rpc.harness import hexed
 from tests.tasks.containers import container
 
 IMAGE = "ghcr.io/some/image@sha256:" + "ab" * 32
@@ -192,3 +204,75 @@ def test_what_a_task_shows() -> None:
     told = _progress(record)
     assert told["metered"].startswith("120 seconds of 600")
     assert told["ended"].startswith("exited 3, says its machine")
+
+
+SEALED = FILE + "retries: 2\ncheckpoint: {path: /state}\nsecrets:\n  - {env: T, from: env:MY_T}\n"
+
+
+def test_a_quote_says_who_reads_and_how_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_T", "hidden-value")
+    public, secret = made(folder), made(folder, SEALED)
+    private = made(folder, SEALED + "private: true\n")
+    assert "everybody reads" in container_readers(public.spec)
+    assert "3 machines at most" in container_readers(secret.spec)
+    assert "mounts, checkpoints, output and log" in container_readers(secret.spec)
+    told = container_readers(private.spec)
+    assert (
+        "3 machines at most" in told and "declines" in told and "checkpoints: the owners of that machine" in told
+    )
+    assert [reading_machines(job.spec) for job in (public, secret, private)] == [2, 3, 3]
+    assert reading_machines(made(folder, FILE + "deterministic: true\n").spec) == 6
+    assert any("checkpoint" in note and "everybody" in note for note in secret.notes)
+    assert not any("everybody" in note for note in private.notes)
+    for job in (secret, private):
+        assert "hidden-value" not in f"{container_readers(job.spec)}{job}{job.notes}{encode_spec(job.spec)!r}"
+
+
+class Keeper(Chain):
+    """A chain whose node takes the mounts of containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contents: list[PackedFile] = []
+
+    def put_contents(self, contents: tuple[PackedFile, ...], **_: Any) -> None:
+        self.contents += contents
+
+
+@pytest.mark.parametrize("is_private", [False, True], ids=["public", "private"])
+def test_keep_brings_the_mounts_of_a_container_and_has_machines_keep_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_private: bool
+) -> None:
+    monkeypatch.setenv("MY_T", "hidden-value")
+    chain = Keeper()
+    monkeypatch.setattr(Session, "key", lambda _session, name=None: KEY)
+    monkeypatch.setattr(Session, "control", lambda _session: folder / "control")
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, chain))
+    monkeypatch.setattr(node.cli.tasks.keeping, "ask_node", chain.control)
+    text = SEALED + "private: true\n" if is_private else FILE
+    job = seal_job(made(folder, text), KEY)
+    chain.wait(chain.sign(KEY, CREATE_TASK, [encode_spec(job.spec)]))
+    (task,) = tasks_of(chain)
+
+    def keep(*words: object) -> None:
+        line = ["keep", hexed(task), *words, "--yes", "--home", "/nonexistent"]
+        done = CliRunner().invoke(group, ["task", *map(str, line)], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+
+    with pytest.raises(click.UsageError, match="nothing to do"):
+        keep()
+    with pytest.raises(click.UsageError, match="no data set"):
+        keep("--keep-input")
+    if is_private:
+        with pytest.raises(ConfigError, match="cannot be made a second time"):
+            keep("-f", folder / "job.yaml")
+    else:
+        keep("-f", folder / "job.yaml")
+        assert [content.blob for content in chain.contents] == [content.blob for content in job.blobs]
+        (folder / "other.yaml").write_text(FILE.replace("cores: 2", "cores: 3"))
+        with pytest.raises(ConfigError, match="another job"):
+            keep("-f", folder / "other.yaml")
+    before = chain.shares
+    keep("--holders", 2)
+    assert chain.shares == before + 1 and chain.kinds == [CREATE_TASK]

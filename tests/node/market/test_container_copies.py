@@ -1,0 +1,174 @@
+"""Machines that keep a container for a requester who is away: what they fetch, for how long, and from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.market.container_copies import KEPT_MS
+from node.market.key_shares import METHOD_KEEP_SHARE, ShareBook, encode_kept
+from node.market.machine import describe_machine
+from p2p.base.errors import RequestRefused
+from state.primitives.codec import Value
+from state.primitives.hashing import digest
+from state.view.accounts import load_account
+from tasks.custody.shares import share_hash, split_key
+from tasks.kinds.container import (
+    Checkpoint,
+    ContainerPart,
+    ExitKind,
+    Image,
+    Metering,
+    Mount,
+    MountForm,
+    Process,
+    Storage,
+)
+from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.meter_records import ContainerEnd
+from tasks.ledger.metering_transitions import FINISH_TASK, finish_values
+from tasks.ledger.records import load_task
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CREATE_TASK,
+    REGISTER_NODE,
+    START_TASK,
+    node_payload,
+    task_id_of,
+)
+from tasks.spec import Requirements, container_job, encode_spec
+from tests.node.world import COIN, Machine, World, world_with
+from tests.p2p.helpers import account
+
+REQUESTER, WORKER, OUTSIDER, KEEPERS = 0, 1, 2, (3, 4)
+RATE = 10**9
+PUBLIC_INPUT = b"a public input " * 9
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = world_with(tmp_path, monkeypatch, {})
+    yield made
+    made.store.close()
+
+
+class Keeping:
+    """Nodes of which one says that it runs a container: what it stores is chosen by the test."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        roles = {REQUESTER: "verify", WORKER: "compute", OUTSIDER: "verify", **dict.fromkeys(KEEPERS, "storage")}
+        self.machines = {number: Machine(world, number, role) for number, role in roles.items()}
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        for machine in self.machines.values():
+            await nursery.start(machine.network.run)
+        for number in (REQUESTER, OUTSIDER, *KEEPERS):
+            await nursery.start(self.machines[number].run)
+        for number in (WORKER, *KEEPERS):
+            machine = self.machines[number]
+            profile = describe_machine(machine.wallet.address, machine.options, RATE, containers=number == WORKER)
+            await self.send(number, REGISTER_NODE, node_payload(profile, 100 * COIN))
+
+    async def send(self, number: int, kind: int, payload: list[Value]) -> None:
+        async with trio.open_nursery() as sending:
+            sending.start_soon(self.world.wallet(number).send, kind, payload)
+            await self.world.mint_until(lambda: not sending.child_tasks)
+
+    async def post(self) -> bytes:
+        blob = self.add(REQUESTER, PUBLIC_INPUT)
+        part = ContainerPart(
+            Image("example.test/image", digest(b"image", b"")), Process((), (), 0),
+            Storage((Mount("/input", blob, len(PUBLIC_INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
+            Metering("reserved", 3_600, 8), Checkpoint("/state", 10, 1 << 20),
+        )  # fmt: skip
+        spec = container_job(
+            part, ticks=12, tick_s=10, max_price_per_tera_unit=10**16, requirements=Requirements(0, 64, RATE),
+            match_ms=600_000,
+        )  # fmt: skip
+        nonce = load_account(self.world.store, account(REQUESTER).address).nonce
+        await self.send(REQUESTER, CREATE_TASK, [encode_spec(spec)])
+        return task_id_of(account(REQUESTER).address, nonce)
+
+    def add(self, number: int, content: bytes) -> bytes:
+        blobs = self.machines[number].network.blobs
+        assert blobs is not None
+        return blobs.add(content)
+
+    def has(self, number: int, blob: bytes) -> bool:
+        blobs = self.machines[number].network.blobs
+        return blobs is not None and blobs.is_complete(blob)
+
+    def drop(self, number: int, blob: bytes) -> None:
+        blobs = self.machines[number].network.blobs
+        assert blobs is not None
+        blobs.remove(blob)
+
+    async def until(self, number: int, blob: bytes, *, here: bool = True) -> None:
+        await self.world.mint_until(lambda: self.has(number, blob) is here)
+
+
+async def test_a_public_container_is_kept_without_a_key_until_a_week_after_its_end(world: World) -> None:
+    keeping = Keeping(world)
+    async with trio.open_nursery() as nursery:
+        await keeping.start(nursery)
+        task = await keeping.post()
+        await check_strangers_are_refused(keeping, task)
+        requester = keeping.machines[REQUESTER].duties
+        assert requester is not None
+        held = await requester.shares.share_out(task, 1, len(KEEPERS))
+        assert set(held) == {account(number).address for number in KEEPERS}
+        for number in KEEPERS:
+            assert keeping.has(number, load_blob(keeping)), "the mount came before the promise"
+
+        await world.mint_until(lambda: load_task(world.store, task).phase is Phase.ASSIGNED)
+        await keeping.send(WORKER, ACCEPT_TASK, [task, 0])
+        await keeping.send(WORKER, START_TASK, [task, digest(b"machine", account(WORKER).address)])
+        named = [keeping.add(WORKER, b"state %d " % at * 99) for at in range(3)]
+        for at, blob in enumerate(named, 1):
+            world.mint(after_ms=11_000)
+            await keeping.send(WORKER, CHECKPOINT_TASK, [task, 10 * at, blob, len(b"state 0 " * 99)])
+            for number in (REQUESTER, *KEEPERS):
+                await keeping.until(number, blob)
+        for number in KEEPERS:
+            assert keeping.has(number, named[1]), "the last two are kept"
+            await keeping.until(number, named[0], here=False)
+
+        output, logs = keeping.add(WORKER, b"output " * 99), keeping.add(WORKER, b"log " * 99)
+        end = ContainerEnd(ExitKind.EXITED, 0, output, 7 * 99, logs, 4 * 99, b"")
+        await keeping.send(WORKER, FINISH_TASK, finish_values(task, 30, end))
+        for number in KEEPERS:
+            await keeping.until(number, output)
+            await keeping.until(number, logs)
+            await keeping.until(number, named[2], here=False)
+        keeping.drop(WORKER, output)
+        network = keeping.machines[OUTSIDER].network
+        sources = [account(number).address for number in (WORKER, *KEEPERS)]
+        assert (await network.fetch_blob(output, sources, limit_bytes=1 << 20)).exists()
+        world.mint(after_ms=KEPT_MS)
+        for number in KEEPERS:
+            await keeping.until(number, output, here=False)
+            assert not [*keeping.machines[number].home.root.rglob("*.share")]
+        nursery.cancel_scope.cancel()
+
+
+def load_blob(keeping: Keeping) -> bytes:
+    return keeping.add(REQUESTER, PUBLIC_INPUT)
+
+
+async def check_strangers_are_refused(keeping: Keeping, task: bytes) -> None:
+    """Nobody but the requester has a container kept, and with as many shares as it has keys."""
+    ask = keeping.machines[OUTSIDER].network.request
+    keeper = account(KEEPERS[0]).address
+    with pytest.raises(RequestRefused, match="not_entitled"):
+        await ask(keeper, METHOD_KEEP_SHARE, encode_kept(task, ()))
+    [share] = split_key(b"k" * 32, 1, 1, b"r" * 16)
+    book = ShareBook(task, 1, (share_hash(task, share),), b"")
+    book = book._replace(signature=account(REQUESTER).sign(book.digest))
+    ask = keeping.machines[REQUESTER].network.request
+    with pytest.raises(RequestRefused, match="shares_invalid"):
+        await ask(keeper, METHOD_KEEP_SHARE, encode_kept(task, [(book, share)]))
