@@ -257,6 +257,12 @@ class KubernetesOptions:
     """Share of the cores, memory and disk of each machine that is not sold."""
     reserve_gpus: int = 0
     """GPUs of each machine that are not sold."""
+    tasks_max: int = 16
+    """Tasks at once; the chain bounds them too."""
+    gpu_lanes: int = 16
+    """PCIe lanes of each GPU, which no cluster tells. Below 8 no task of several GPUs comes."""
+    notice_s: int = 60
+    """Seconds that a container has to end when the cluster is taken back (`dekube worker leave`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +278,11 @@ class ExecutorOptions:
     verifications_max: int = 1
     docker: DockerOptions = field(default_factory=DockerOptions)
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+
+    @property
+    def notice_s(self) -> int:
+        """Seconds that a container has to end when its machine is taken back."""
+        return self.kubernetes.notice_s if self.kubernetes.enabled else self.docker.notice_s
 
     @property
     def lends_containers(self) -> bool:

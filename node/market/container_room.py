@@ -10,7 +10,7 @@ from tasks.ledger.queries import Action, WorkDuty
 from tasks.ledger.registry import NodeProfile
 from tasks.spec import JobSpec
 
-__all__ = ["Room", "ahead_of", "lack_of_room", "room_of", "wanted_by"]
+__all__ = ["Room", "ahead_of", "is_over", "lack_of_room", "room_of", "wanted_by"]
 
 _OVER: Final = (Action.WAIT, Action.REVEAL, Action.SHOW)
 
@@ -41,10 +41,13 @@ def ahead_of(task: bytes, duties: Iterable[WorkDuty]) -> list[bytes]:
     return [
         duty.task
         for duty in duties
-        if duty.task != task
-        and duty.action not in _OVER
-        and (duty.action is not Action.ACCEPT or duty.task < task)
+        if duty.task != task and not is_over(duty) and (duty.action is not Action.ACCEPT or duty.task < task)
     ]
+
+
+def is_over(duty: WorkDuty) -> bool:
+    """Whether the container of a task has ended, so that it needs no room."""
+    return duty.action in _OVER
 
 
 def lack_of_room(room: Room, taken: Iterable[Room], wanted: Room) -> str:

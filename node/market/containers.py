@@ -19,8 +19,9 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
-from node.home.options import ExecutorOptions
+from node.home.options import ExecutorOptions, KubernetesOptions
 from node.market.cancellation import DAMAGE, Abandoned, work_while
+from node.market.cluster_offers import ClusterOffers
 from node.market.container_attendance import Attendance
 from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
@@ -132,6 +133,7 @@ class Containers:
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, parameters: TaskParameters,
         backend: ContainerBackend, keys: TaskKeys, *, data_dir: Path, policy: Policy | None = None,
         notice_s: int = 0, egress: ContainerEgress | None = None,
+        cluster: KubernetesOptions = KubernetesOptions(),  # noqa: B008
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs = ledger, wallet, inputs
         self._blobs, self._parameters, self._backend = blobs, parameters, backend
@@ -152,6 +154,10 @@ class Containers:
         self._notice_s = notice_s
         self.egress = egress or ContainerEgress(backend)
         """The proxies of containers that are to reach names."""
+        self.offers = ClusterOffers(
+            ledger, wallet.address, backend, cluster, self._duties,
+            lambda spec: request_of(spec, spec.schedule.total_steps),
+        )  # fmt: skip
         self._left_over = trio.Event()
         """Something is left to remove."""
         self._at_work: frozenset[bytes] = frozenset()
@@ -285,7 +291,8 @@ class Containers:
                 secrets = UNREAD if sealed is not None and sealed.size_bytes else NO_SECRETS
                 request = request_of(spec, spec.schedule.total_steps, secrets)
                 facts = await self._backend.check(request)
-                why = self._lack_of_room(task, spec, facts.gpus)
+                lack = await self.offers.lack(task, request)
+                why = self._lack_of_room(task, spec, facts.gpus) if lack is None else lack
                 why = why or await trio.to_thread.run_sync(self._lack, spec, request)
                 if not why:
                     # Told as an input that cannot be fetched: whose fault it is nobody can show.
@@ -352,7 +359,10 @@ class Containers:
             try:
                 stands = partial(self._stands, task, Action.START)
                 await work_while(self._ledger, stands, partial(self._bring, task, spec, may_miss=True))
-                reason, why = Reason.STARTED, ""
+                # Others of a cluster may have its room since: before the meter begins that is nobody's fault.
+                request = request_of(spec, spec.schedule.total_steps)
+                why = await self.offers.lack(task, request) or ""
+                reason = Reason.JOB_UNFIT if why else Reason.STARTED
             except (ImageUnavailable, DigestMismatch, InputUnavailable) as error:
                 reason, why = Reason.INPUT_UNAVAILABLE, str(error)
             except DAMAGE:
@@ -709,5 +719,5 @@ def containers_of(
     policy = Policy(Yielding(uses.on_desktop_use), Yielding(uses.on_gpu_use), Yielding(uses.on_load))
     return Containers(
         ledger, wallet, inputs, blobs, parameters, backend, keys, data_dir=data_dir, policy=policy,
-        notice_s=uses.notice_s, egress=ContainerEgress.of(backend, uses),
+        notice_s=options.notice_s, egress=ContainerEgress.of(backend, uses), cluster=options.kubernetes,
     )  # fmt: skip

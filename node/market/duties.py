@@ -344,6 +344,7 @@ class DutyService:
         async with trio.open_nursery() as nursery:
             if self.containers is not None:
                 nursery.start_soon(self.containers.tidy)
+                nursery.start_soon(self.containers.offers.follow, lambda: self._profile, self._offer)
             if is_machine and self._options.registry.auto_register:
                 nursery.start_soon(self._measure)
             nursery.start_soon(self._executor.run_players)
@@ -558,7 +559,7 @@ class DutyService:
         self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
         if self.containers is not None:
             self._lends_containers = await self.containers.is_ready()
-        self._profile = await trio.to_thread.run_sync(
+        profile = await trio.to_thread.run_sync(
             partial(
                 describe_machine, containers=self._lends_containers,
                 egress=self.containers is not None and self.containers.egress.is_open,
@@ -568,6 +569,9 @@ class DutyService:
             ),
             self.address, self._options, self._speed.units_per_s,
         )  # fmt: skip
+        if self._lends_containers and self.containers is not None and self.containers.offers.is_cluster:
+            profile = await self.containers.offers.look(profile)
+        self._profile = profile
         while self._profile is not None and not self._speed.is_steady:
             await trio.sleep(MEASURE_AGAIN_S)
             if self._attempts.running or self._is_leaving:
@@ -578,6 +582,10 @@ class DutyService:
                 _log.info(
                     "this machine's speed was measured again", rate=found.units_per_s, steady=found.is_steady
                 )
+
+    def _offer(self, profile: NodeProfile) -> None:
+        """Have the registry say this: the next head sends what differs."""
+        self._profile = profile if self._profile is None else profile._replace(rate=self._profile.rate)
 
     async def _return_to_market(self) -> None:
         node = load_node(self._ledger.store, self.address)

@@ -97,6 +97,8 @@ def stays_until(options: NodeOptions, steady_ms: int, now_ms: int) -> int:
 
     ``steady_ms`` is that time now, ``now_ms`` the clock. A time in the past is none. Raises ConfigError.
     """
+    if options.executor.kubernetes.enabled:
+        return 0  # pods of a cluster give way to its owner's at any time
     until = parse_until(options.executor.docker.until)
     left_ms = 0 if until is None else round(1000 * until.timestamp()) - now_ms
     return steady_ms + left_ms if left_ms > 0 else 0
@@ -120,6 +122,8 @@ def describe_machine(
         roles |= NodeRole.STORAGE
     if containers and "compute" in options.roles:
         roles |= NodeRole.CONTAINER
+        if options.executor.kubernetes.enabled:
+            roles |= NodeRole.ONLY_CONTAINERS
     operator, consent = parse_operator(options.registry) or (address, b"")
     gpus, lanes = _gpus() if "compute" in options.roles else ((), 0)
     return NodeProfile(
@@ -132,7 +136,7 @@ def describe_machine(
         price_per_tera_unit=options.registry.price_per_tera_unit,
         rate=rate,
         slots=options.executor.jobs_max,
-        notice_ms=1000 * options.executor.docker.notice_s if roles & NodeRole.CONTAINER else 0,
+        notice_ms=1000 * options.executor.notice_s if roles & NodeRole.CONTAINER else 0,
         endpoints=options.p2p.advertise,
         version=version("dekube-node"),
         consent=consent,

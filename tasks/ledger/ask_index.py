@@ -95,6 +95,8 @@ class _Offered(Protocol):
     def until_ms(self) -> int: ...
     @property
     def egress(self) -> tuple[str, ...]: ...
+    @property
+    def takes_all_kinds(self) -> bool: ...
 
 
 _Ask = TypeVar("_Ask", bound=_Offered)
@@ -118,6 +120,7 @@ class AskIndex(Generic[_Ask]):
         for at, ask in enumerate(asks):
             for pattern in ask.egress:
                 self._of_pattern[pattern] = self._of_pattern.get(pattern, 0) | 1 << at
+        self._of_all_kinds = sum(1 << at for at, ask in enumerate(asks) if ask.takes_all_kinds)
 
     def at_most(self, price: int) -> int:
         """Return the asks of ``price`` or less."""
@@ -128,6 +131,8 @@ class AskIndex(Generic[_Ask]):
         found = self.at_most(bid.limit) & self._gpus.at_least(bid.gpus) & self._memories.at_least(bid.memory_mib)
         found &= self.rates.at_least(bid.rate_min) & ~self.rates.at_least(bid.rate_max + 1)
         found &= self._host_cores.at_least(bid.host_cores) & self._untils.at_least(bid.until_ms)
+        if not bid.host_cores:
+            found &= self._of_all_kinds
         for entry in bid.egress if found else ():
             found &= self._letting_reach(entry)
         if found:

@@ -34,7 +34,7 @@ class Ask(NamedTuple):
     ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
     first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
     runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time. ``egress`` are
-    patterns of the names that containers may reach there.
+    patterns of the names that containers may reach there. Without ``takes_all_kinds`` it takes containers alone.
     """
 
     machine: bytes
@@ -50,10 +50,11 @@ class Ask(NamedTuple):
     host_cores: int = 0
     until_ms: int = 0
     egress: tuple[str, ...] = ()
+    takes_all_kinds: bool = True
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns = self
+        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns, all_kinds = self
         _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms, names = (
             bid
         )
@@ -63,6 +64,7 @@ class Ask(NamedTuple):
             and rate_min <= rate <= rate_max
             and host_cores >= least_cores
             and until_ms >= stays_ms
+            and (least_cores > 0 or all_kinds)
             and machine not in barred
             and all(is_covered(name, patterns) for name in names)
         )

@@ -25,7 +25,7 @@ from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot, host_cores
+from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot, host_cores, takes_all_kinds
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
@@ -241,7 +241,7 @@ class _Call:
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
             reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
-            profile.until_ms, profile.egress,
+            profile.until_ms, profile.egress, takes_all_kinds(profile),
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:

@@ -43,6 +43,7 @@ __all__ = [
     "may_admit",
     "parties_of",
     "race",
+    "takes_all_kinds",
 ]
 
 _LOG_BITS: Final = 32
@@ -279,6 +280,11 @@ def lets_reach(profile: NodeProfile, egress: Sequence[str]) -> bool:
     return not egress or (bool(profile.egress) and all(is_covered(entry, profile.egress) for entry in egress))
 
 
+def takes_all_kinds(profile: NodeProfile) -> bool:
+    """Whether a machine takes jobs other than containers too (R124)."""
+    return not profile.roles & NodeRole.ONLY_CONTAINERS
+
+
 def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
     """Tell whether a machine is what a job requires, at a price that it pays, and offers to stay ``until_ms``."""
     wanted = spec.requirements
@@ -291,4 +297,5 @@ def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
         and profile.until_ms >= until_ms
         and lets_reach(profile, spec.egress)
         and not (wanted.gpus > 1 and is_limited(profile))
+        and (spec.host_cores > 0 or takes_all_kinds(profile))
     )

@@ -102,6 +102,8 @@ class NodeRole(IntFlag):
     COORDINATE = 16
     CONTAINER = 32
     """It runs containers of strangers (R93). Only with COMPUTE has it an effect."""
+    ONLY_CONTAINERS = 128
+    """It takes no other jobs (R124): what it offers is a cluster's, where they would not run."""
 
 
 _INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY, NodeRole.STORAGE)
@@ -259,7 +261,7 @@ def profile_from_value(value: Any) -> NodeProfile:
             int(slots), int(notice), list(endpoints), str(version), bytes(consent), *rest,
         ] if (
             _is_tail(rest) and
-            len(operator) == ADDRESS_BYTES and 0 < roles < 64 and len(gpus) <= GPUS_MAX
+            len(operator) == ADDRESS_BYTES and 0 < roles < 256 and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
             and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
             and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)

@@ -24,7 +24,7 @@ from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.matching import host_cores, is_paused, lets_reach
+from tasks.ledger.matching import host_cores, is_paused, lets_reach, takes_all_kinds
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
@@ -280,6 +280,7 @@ def _why_not(
         or profile.until_ms < stays_until_ms(spec, 0, now_ms, parameters)
         or (wanted.gpus > 1 and is_limited(profile))
         or not lets_reach(profile, spec.egress)
+        or not (spec.host_cores or takes_all_kinds(profile))
     ):
         return "lacks"
     if profile.price_per_tera_unit > spec.max_price_per_tera_unit:

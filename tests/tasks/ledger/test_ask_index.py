@@ -43,6 +43,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
             *draw(NEEDS), draw(st.integers(80, 120)), draw(st.integers(0, 1)), bytes([at]),
             bytes([draw(st.integers(1, 4))]), draw(st.sampled_from([0, 0, 4, 8])),
             draw(st.sampled_from([0, 5, 9])), draw(st.sampled_from([(), (), ("*.b.c:1",), ("*:1", "a.b.c:1")])),
+            draw(st.booleans()),
         )
         for at in range(1, 1 + draw(st.integers(0, 12)))
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from tasks.ledger.meter_records import METER_LIMIT_BYTES, MeterRecord, load_mete
 from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
 from tasks.ledger.queries import Action, work_duties
 from tasks.ledger.registry import NodeRole, require_node
+from tasks.ledger.screening import look_out
 from tasks.ledger.settlement import budget_of
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
@@ -237,6 +238,27 @@ def test_only_machines_whose_owners_take_containers_and_have_the_cores_are_match
         world.block()
     assert world.task(task).worker == taker
     assert not world.task(big).worker
+
+
+def test_a_machine_that_takes_containers_alone_is_matched_with_nothing_else() -> None:
+    world = World()
+    alone = host(
+        world, 1, roles=NodeRole.COMPUTE | NodeRole.CONTAINER | NodeRole.ONLY_CONTAINERS, price=1, slots=4
+    )
+    other = world.create(spec())
+    task = world.create(container())
+    block_until(world, 5_000)
+    assert world.task(task).worker == alone
+    assert not world.task(other).worker, "what it offers is not a machine that runs other jobs"
+    assert look_out(world.state, spec(), world.time_ms, world.parameters).capable == 0
+    taker = world.add_machine(2, roles=NodeRole.COMPUTE | NodeRole.VERIFY)
+    for name in (3, 4, 5):
+        world.add_machine(name, roles=NodeRole.VERIFY)
+    assert look_out(world.state, spec(), world.time_ms, world.parameters).capable == 1
+    again = world.create(spec())
+    for _ in range(4):
+        world.block()
+    assert world.task(again).worker == taker
 
 
 def test_a_slow_job_does_not_have_a_fast_machine() -> None:

@@ -137,6 +137,23 @@ def play_trials(world: World | None = None) -> World:
     return world
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_offer_of_a_cluster_that_changes_begins_no_trial(is_alone: bool) -> None:
+    world = World(parameters=TRIALS)
+    world.add_machine(90, roles=CHECK)
+    alone = NodeRole.CONTAINER | NodeRole.ONLY_CONTAINERS if is_alone else NodeRole(0)
+    machine = world.add_machine(1, roles=WORK | alone, rate=RATE)
+    trialists = Trialists(world)
+    due_ms = trialists.run(machine).due_ms
+    profile = require_node(world.state, machine).profile
+    update = node_payload(profile._replace(cores=profile.cores - 1, memory_mib=profile.memory_mib - 1, slots=3), 0)
+    assert world.send(machine, UPDATE_NODE, update) is None
+    assert (trialists.trial(machine).due_ms == due_ms) is is_alone
+    faster = node_payload(profile._replace(rate=RATE + 1), 0)
+    assert world.send(machine, UPDATE_NODE, faster) is None
+    assert trialists.trial(machine).due_ms != due_ms
+
+
 def rate_of(world: World, machine: bytes) -> int | None:
     return measured_rate(world.state, require_node(world.state, machine), world.time_ms, world.parameters)
 

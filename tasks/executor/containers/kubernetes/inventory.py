@@ -7,7 +7,7 @@ cannot be read sells nothing, nor does one with a pod that cannot be read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tasks.executor.containers.kubernetes.manifests import LABEL_NODE
@@ -100,19 +100,28 @@ class Places(NamedTuple):
 class Inventory(NamedTuple):
     """Machines that take pods of this node, and pods that wait for a machine and may get one of these.
 
-    ``held`` names the namespaces of this node's pods that have a machine. ``left_out`` counts machines that
-    take no pod of this node, by reason.
+    ``held`` has this node's pods that have a machine, by namespace: the machine, and what the pod asks for.
+    ``left_out`` counts machines that take no pod of this node, by reason.
     """
 
     machines: tuple[Machine, ...]
     waiting: tuple[Amounts, ...]
-    held: frozenset[str]
+    held: Mapping[str, tuple[tuple[str, Amounts], ...]]
     left_out: Mapping[str, int]
 
     @property
     def sold(self) -> Amounts:
         """What is sold of all machines together."""
         return _sum(machine.sold for machine in self.machines)
+
+    def after(self, kept: Collection[str]) -> Inventory:
+        """Return the inventory as it is when this node's pods in namespaces other than ``kept`` have ended."""
+        ending: dict[str, Amounts] = {}
+        for space, pods in self.held.items():
+            for machine, asked in pods if space not in kept else ():
+                ending[machine] = ending.get(machine, NOTHING).plus(asked)
+        machines = (one._replace(free=one.free.plus(ending.get(one.name, NOTHING))) for one in self.machines)
+        return self._replace(machines=tuple(machines))
 
     @property
     def free(self) -> Amounts:
@@ -193,7 +202,7 @@ class StockTaking:
         self._known: dict[str, _Known] = {}
         self._used: dict[str, Amounts] = {}
         self._waiting: list[Amounts] = []
-        self._held: set[str] = set()
+        self._held: dict[str, tuple[tuple[str, Amounts], ...]] = {}
         self._unread: set[str] = set()
         self._machines = self._pods = 0
 
@@ -225,7 +234,8 @@ class StockTaking:
             if name:
                 self._used[name] = self._used.get(name, NOTHING).plus(asked)
                 if is_own:
-                    self._held.add(str(meta["namespace"]))
+                    space = str(meta["namespace"])
+                    self._held[space] = (*self._held.get(space, ()), (name, asked))
             elif not is_own and _may_come(spec, asked, self._known):
                 self._waiting.append(asked)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -244,7 +254,7 @@ class StockTaking:
         for name, one in sorted(known.items()):
             free = one.sold.minus(self._used.get(name, NOTHING))
             made.append(Machine(name, free, one.sold, *_model(one.labels, self._stock.gpu_resource)))
-        return Inventory(tuple(made), tuple(self._waiting), frozenset(self._held), dict(left_out))
+        return Inventory(tuple(made), tuple(self._waiting), dict(self._held), dict(left_out))
 
 
 def take_stock(

@@ -172,7 +172,11 @@ def _security(user: int) -> dict[str, Any]:
 
 
 def _limits(millicores: int, memory_mib: int, disk_mib: int) -> dict[str, str]:
-    return {"cpu": f"{millicores}m", "memory": f"{memory_mib}Mi", "ephemeral-storage": f"{disk_mib}Mi"}
+    return {
+        "cpu": f"{millicores}m" if millicores else "0",
+        "memory": f"{memory_mib}Mi",
+        "ephemeral-storage": f"{disk_mib}Mi",
+    }
 
 
 def _resources(**values: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Selling:
         wanted, first = self.amounts(request), self._without_machine(inventory, ahead)
         text = await trio.to_thread.run_sync(lack_of, inventory, wanted, first)
         known = {self._namespace(one) for one in (task, *ahead)}
-        return Lack(text, passes=bool(inventory.held - known))
+        return Lack(text, passes=bool(inventory.held.keys() - known))
 
     def _without_machine(self, inventory: Inventory, ahead: Mapping[bytes, ContainerRequest]) -> list[Amounts]:
         """Return what those ask for whose pod has no machine yet: no list of pods counts them."""
@@ -110,6 +110,8 @@ class Selling:
         """Return what one more container may have, and how many more there may be (``ContainerBackend.offer``)."""
         slow_s = 0.0 if self._taken is None else TAKING_SHARE * self._taken[1]
         inventory = await self.look(max(KNOWN_S, slow_s))
+        # Who is given room that others are leaving waits for it before it accepts (``Lack.passes``).
+        inventory = inventory.after({self._namespace(task) for task in ahead})
         gpus = min(1, self._gpus)
         smallest = self.amounts(_smallest(gpus))
         besides = smallest.minus(Amounts(1_000, PLACE_MIB * _MIB, 0, 0, gpus))

@@ -85,6 +85,17 @@ def test_pods_that_are_over_take_nothing(phase: str) -> None:
     assert free([ending]) != WHOLE, "one that is ending has its room until it is over"
 
 
+def test_pods_of_this_node_that_end_leave_their_room() -> None:
+    own = [pod(labels={"dekube.node": "ours"}), pod(labels={"dekube.node": "ours"})]
+    own[1]["metadata"]["namespace"] = "kept"
+    found = take_stock([machine(), machine("b")], [*own, pod()], STOCK)
+    assert found.held.keys() == {"theirs", "kept"}
+    one = Amounts(1_000, GIB, 0, 1, 0)
+    assert found.free == WHOLE.plus(WHOLE).minus(one).minus(one).minus(one)
+    assert found.after({"kept"}).free == found.free.plus(one)
+    assert found.after({"kept", "theirs"}) == found
+
+
 def test_pods_that_wait_count_where_they_may_come() -> None:
     waits = pod("", containers=[asks("2")])
     found = take_stock([machine("a"), machine("b")], [waits], STOCK)
@@ -198,7 +209,7 @@ FREE = st.builds(
 
 def inventory(frees: list[Amounts], waiting: list[Amounts]) -> Inventory:
     machines = tuple(Machine(str(number), free, free) for number, free in enumerate(frees))
-    return Inventory(machines, tuple(waiting), frozenset(), {})
+    return Inventory(machines, tuple(waiting), {}, {})
 
 
 @given(
