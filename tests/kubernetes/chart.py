@@ -195,7 +195,7 @@ def values_for(cluster: Cluster, net: Network) -> dict[str, Any]:
         "config": {
             "p2p": {name: options["p2p"][name] for name in ("listen", "bootstrap", "relays")},
             "registry": {"stake": str(options["registry"]["stake"])},
-            "executor": {"kubernetes": {"unisolated_allowed": cluster.is_own}},
+            "executor": {"kubernetes": {"unisolated_allowed": True}},
         },
         "home": {"size": "2Gi", "storageClass": STORAGE if cluster.is_own else ""},
     }  # fmt: skip
