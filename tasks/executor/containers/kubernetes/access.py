@@ -33,6 +33,7 @@ _REFUSED: Final = ("exec", "auth-provider", "username", "password", "as", "as-gr
 class ClusterAccess:
     """An API server, and what the node shows it. ``token_file`` is read anew for each call: clusters renew tokens.
 
+    ``ca_file`` is read anew when the server is not who it was: clusters renew authorities too.
     Shows no token and no key.
     """
 
@@ -44,6 +45,16 @@ class ClusterAccess:
     token_file: Path | None = None
     certificate_pem: bytes = field(default=b"", repr=False)
     key_pem: bytes = field(default=b"", repr=False)
+    ca_file: Path | None = None
+
+    def authority(self) -> str:
+        """Return the certificates that vouch for the server now. Raises ContainerRefused for what is no text."""
+        if self.ca_file is not None:
+            return _short_text(self.ca_file)
+        try:
+            return self.ca_pem.decode("ascii")
+        except UnicodeDecodeError:
+            raise ContainerRefused(f"the certificates for {self.server}: not a text") from None
 
     def bearer(self) -> str:
         """Return the token to show now, empty without one. Raises ContainerRefused for a file that is none."""
@@ -54,7 +65,7 @@ class ClusterAccess:
     def context(self) -> ssl.SSLContext:
         """Return the settings of TLS. Raises ContainerRefused for certificates that are none."""
         try:
-            context = ssl.create_default_context(cadata=self.ca_pem.decode("ascii") if self.ca_pem else None)
+            context = ssl.create_default_context(cadata=self.authority() or None)
             if not self.is_verified:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             if self.certificate_pem:
@@ -85,8 +96,9 @@ def in_cluster(folder: Path, environment: Mapping[str, str]) -> ClusterAccess:
     if not host:
         raise ContainerRefused("no kubeconfig is set, and this node does not run in a pod of a cluster")
     host = f"[{host}]" if ":" in host else host
-    ca = _short_text(folder / "ca.crt").encode()
-    return ClusterAccess(f"https://{host}:{port}", ca_pem=ca, token_file=folder / "token")
+    access = ClusterAccess(f"https://{host}:{port}", token_file=folder / "token", ca_file=folder / "ca.crt")
+    access.authority()
+    return access
 
 
 def decode_kubeconfig(data: bytes, folder: Path) -> ClusterAccess:

@@ -23,6 +23,8 @@ ITEMS_PAGE: Final = 200
 PAGES_MAX: Final = 200
 CALL_S: Final = 30.0
 CONNECT_S: Final = 10.0
+CAUSES_MAX: Final = 8
+REASON_SHOWN: Final = 400
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,30 @@ class ClusterApi:
         self.access = access
         self._http: httpx.AsyncClient | None = None
         self._context: ssl.SSLContext | None = None
+        self._authority = ""
+        self._retired: list[httpx.AsyncClient] = []
+        """Connections to a server whose authority has changed since."""
 
     @property
     def context(self) -> ssl.SSLContext:
         """The settings of TLS."""
         if self._context is None:
+            self._authority = self.access.authority()
             self._context = self.access.context()
         return self._context
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._http is not None:
-            await self._http.aclose()
-            self._http = None
+        for http in (*self._retired, *filter(None, [self._http])):
+            await http.aclose()
+        self._retired, self._http = [], None
+
+    def _renew(self) -> None:
+        """Take an authority that has changed meanwhile, from the next call on."""
+        if self._context is None or self.access.authority() == self._authority:
+            return
+        self._retired += filter(None, [self._http])  # others may still read from it
+        self._http = self._context = None
 
     def headers(self) -> dict[str, str]:
         """Return what shows the server who asks."""
@@ -80,7 +93,9 @@ class ClusterApi:
                     raise EngineError(answer.status_code, error_text(await read_answer(answer)))
                 yield answer
         except httpx.HTTPError as error:
-            raise EngineUnavailable(f"{self.access.server}: {error or type(error).__name__}") from None
+            if isinstance(error, httpx.ConnectError):
+                self._renew()
+            raise EngineUnavailable(f"{self.access.server}: {_reason(error)}") from None
 
     async def look(self, path: str, **params: str) -> Answer:
         """Return an object with the server's time."""
@@ -151,6 +166,16 @@ class ClusterApi:
             async for data in answer.aiter_raw():
                 yield data
                 await trio.lowlevel.checkpoint()
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error of a connection comes from: the library says nothing of refused certificates itself."""
+    found: BaseException | None = error
+    for _ in range(CAUSES_MAX):
+        if found is None or str(found):
+            break
+        found = found.__cause__ or found.__context__
+    return str(found or "")[:REASON_SHOWN] or type(error).__name__
 
 
 def decode_object(data: bytes) -> dict[str, Any]:
