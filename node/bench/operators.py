@@ -23,7 +23,7 @@ from tasks.programs.operators.scalars import constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["run"]
+__all__ = ["challenge_units_per_s", "run"]
 
 _SHAPES: Final = ((1, 1), (64, 10), (64, 256), (256, 64), (1, 4_096), (4_096, 1), (512, 1_024), (8, 32_768))
 _PRODUCTS: Final = ((1, 1, 1), (1, 64, 256), (64, 64, 256), (256, 64, 64), (64, 256, 10), (1, 4_096, 1_024),
@@ -77,6 +77,12 @@ def _torch_on_one_thread() -> Arrays:
     arrays = TorchArrays()
     torch.set_num_threads(1)
     return arrays
+
+
+def challenge_units_per_s(arrays: Arrays, rounds: int = 5) -> float:
+    """Return the work units a second of the challenge program, at the best of several rounds."""
+    challenge = _product(arrays, "contract", _CHALLENGE, 15)
+    return challenge.units() / min(_time_s(arrays, challenge) for _ in range(rounds))
 
 
 class Measured(NamedTuple):

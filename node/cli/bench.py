@@ -32,6 +32,7 @@ _BENCHES: Final = {
     "executor": ("node.bench.executor", "Start jobs as processes and as containers."),
     "generate": ("node.bench.generate", "Decode with a language model, exactly and in plain float32."),
     "operators": ("node.bench.operators", "Compare the time of every operator of programs with its work units."),
+    "programs": ("node.bench.programs", "Search for programs whose time does not follow their work units."),
     "train": ("node.bench.train", "Train with the exact engine and with plain NumPy."),
 }
 

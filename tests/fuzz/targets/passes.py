@@ -11,11 +11,13 @@ from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.errors import DatasetInvalid, UnsupportedJob
 from tasks.engines.evaluation_plan import EvaluationPlan
 from tasks.engines.plan_values import plan_from_value, plan_to_value
+from tasks.engines.starting import state_left
 from tasks.engines.state import TrainingState
 from tasks.models.embedding import texts_of
 from tasks.models.encoders import EncoderFiles, pooling_of
 from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, RowsInvalid
 from tasks.models.row_results import METRICS, RECEIPT, VECTOR_FILE, RowReceipt, check_row_folder, row_folder
+from tasks.models.rows import fitted_pairs, pair_rows_of, pairs_of
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.programs.errors import ProgramInvalid
 from tests.fuzz.targets.base import Target
@@ -54,6 +56,14 @@ def _plan_of(data: bytes) -> None:
         assert encode(plan_to_value(plan)) == data
 
 
+def _pairs(data: bytes) -> None:
+    pair_rows_of(*fitted_pairs(pairs_of(data, _Letters(), 100), 32, "truncate"))
+
+
+def _started(data: bytes) -> None:
+    state_left(TINY, ADAPTER, bytes(32), data)
+
+
 def _adapter(data: bytes) -> None:
     ADAPTED.plan.read_adapter(data)
 
@@ -71,6 +81,8 @@ def _settings(data: bytes) -> None:
 
 class _Letters:
     """A token for each byte."""
+
+    ends = frozenset({256})
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         return list(text.encode())[:most]
@@ -95,6 +107,20 @@ def targets() -> Iterator[tuple[str, Target]]:
         lambda data: list(texts_of(data, _Letters(), 100, 32)).clear(),
         (b'{"text": "a"}\n{"input_ids": [5, 6]}\n',), ("tasks.models.embedding:texts_of",), (RowsInvalid,),
         memory=160,
+    )  # fmt: skip
+    yield "pairs' file", Target(
+        _pairs,
+        (
+            b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
+            b'{"prompt_input_ids": [5], "chosen_input_ids": [6], "rejected_input_ids": [7, 8]}\n',
+            b'{"input": {"messages": [{"role": "user", "content": "a"}]}, "preferred_output": '
+            b'[{"role": "assistant", "content": "b"}], "non_preferred_output": []}\n',
+        ),
+        ("tasks.models.rows:pairs_of",), (RowsInvalid,), memory=160,
+    )  # fmt: skip
+    yield "state to start from", Target(
+        _started, (made_adapter(TINY, ADAPTER, 5).encode(),), ("tasks.engines.starting:state_left",),
+        (DatasetInvalid,), memory=160,
     )  # fmt: skip
     yield "receipt of rows", Target(
         lambda data: RowReceipt.decode(data), (VECTORS[RECEIPT], LOSSES[RECEIPT]),

@@ -18,6 +18,7 @@ TINY = {
     "market": ("tasks=60", "machines=20", "repeats=1"),
     "train": ("steps=8", "batch=16"),
     "operators": ("rounds=1", "torch=0"),
+    "programs": ("drawn=3", "changes=1"),
     "executor": ("starts=1",),
 }
 

@@ -1,9 +1,10 @@
-"""Jobs that go on from the state of another task, by nodes: that state comes from the network (market.md R133)."""
+"""Jobs about what another task has left, by nodes: its state comes from the network (market.md R132, R133)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import pytest
 import trio
 
 from tasks.engines.tuning import Tuner, first_state
@@ -13,9 +14,10 @@ from tasks.ledger.records import load_window
 from tasks.models.left import Tuned, tuned_adapter
 from tasks.proofs import Code
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
-from tests.node.market.test_tuning import MADE, MODEL, PLAN, ROWS, job, put, started, world
+from tests.node.market.test_tuning import MADE, MODEL, PLAN, ROWS, job, name_of, put, started, world
 from tests.node.world import Machine, World
 from tests.tasks.programs.engines import engine
+from tests.tasks.test_pass_jobs import JOBS, blobs_of, run
 from tests.tasks.test_starts import Left
 from tests.tasks.tuned import STEPS
 
@@ -68,3 +70,30 @@ async def test_a_job_goes_on_from_a_task_and_a_false_beginning_is_nobodys_failur
         await world.mint_until(lambda: duties._worker.tasks_declined > declined, timeout_s=60)
         assert market.record.phase in (Phase.MATCHING, Phase.ASSIGNED, Phase.PREPARING)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["trained", "vectors of tuned"])
+async def test_a_model_of_a_task_is_evaluated_and_makes_vectors(world: World, name: str) -> None:
+    """Rows, model and state come from the network; of a model that a task has trained there is no frozen one."""
+    made = JOBS[name]
+    rows, blob = blobs_of(made)
+    size, part = made.plan.model_bytes, cast("Any", made.spec.part)
+    model, state = blob[:size], blob[size:]
+    adapter = part.adapter._replace(blob=name_of(state))
+    fields = {"dataset": part.dataset._replace(blob=name_of(rows)), "adapter": adapter}
+    if model:
+        fields["model"] = part.model._replace(blob=name_of(model))
+    spec = decode_spec(encode_spec(made.spec.changed(**fields)))
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        market, holder = await started(world, nursery, worker, verifier)
+        put(holder, *[one for one in (rows, model, state) if one])
+        for machine in (worker, verifier):
+            await nursery.start(machine.run)
+        await market.post(spec)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = load_window(world.store, market.task, 0)
+    assert {f.code for seat in window.verifiers for f in seat.findings or ()} == {Code.COMPUTED}
+    assert window.proof.state_root_out == run(made, made.plan.steps).state().root(made.plan)
