@@ -214,9 +214,10 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Name a checkpoint",
     ),
     ("tasks", "missCheckpoint"): Text(
-        "Say, as the machine that prepares a container, that nobody serves the checkpoint it would begin with.",
-        {"blob": "Content address of the checkpoint."},
-        "Miss a checkpoint",
+        "Say that a checkpoint is not there, as the machine that prepares; as requester of a running container "
+        "refuse it, so that pay that waits is burned.",
+        {"blob": "Content address of the checkpoint; of a requester zero if the machine has stored nothing."},
+        "Miss or refuse a checkpoint",
     ),
     ("tasks", "finishTask"): Text(
         "Say how a container has ended, as its worker; its last seconds are paid and the task ends.",

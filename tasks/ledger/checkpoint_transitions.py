@@ -15,8 +15,10 @@ from tasks.errors import NotYours
 from tasks.kinds.container import CHECKPOINT_BYTES_MAX, SECONDS_MAX
 from tasks.ledger import registration
 from tasks.ledger.checkpoints import miss_checkpoint
+from tasks.ledger.lifecycle import Phase
 from tasks.ledger.metering import require_metered, store_checkpoint
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.ledger.progress import refuse_checkpoint
 
 __all__ = ["CHECKPOINT_TASK", "MISS_CHECKPOINT", "checkpoint_rules"]
 
@@ -45,7 +47,7 @@ class _Named(NamedTuple):
 
 
 class _Missed(NamedTuple):
-    """A task, and the checkpoint that its machine cannot have."""
+    """A task, and the checkpoint that its machine cannot have, or that its requester refuses."""
 
     task: bytes
     blob: bytes
@@ -90,8 +92,13 @@ class _Checkpoints:
         case.save()
 
     def miss(self, state: Overlay, payload: _Missed, context: Context) -> None:
-        case = self._as_worker(state, context, payload.task)
-        miss_checkpoint(case, payload.blob)
+        case = self._case_of(state, context, payload.task)
+        if context.sender == case.record.requester and case.record.phase == Phase.RUNNING:
+            require_metered(case)
+            refuse_checkpoint(case, payload.blob)
+        else:
+            case = self._as_worker(state, context, payload.task)
+            miss_checkpoint(case, payload.blob)
         case.save()
 
 
@@ -101,6 +108,7 @@ def checkpoint_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     own: tuple[Rule[Any], ...] = (
         # What waits is paid, to relays too, and seconds are counted.
         Rule(CHECKPOINT_TASK, "checkpoint_task", 500_000, _decode_named, lambda _: 0, rules.store),
-        Rule(MISS_CHECKPOINT, "miss_checkpoint", 150_000, _decode_missed, lambda _: 0, rules.miss),
+        # Of a requester: the loss of a machine, or the end of the task.
+        Rule(MISS_CHECKPOINT, "miss_checkpoint", 500_000, _decode_missed, lambda _: 0, rules.miss),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

@@ -19,13 +19,14 @@ from tasks.ledger.lifecycle import Phase
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.settlement import forfeit_seconds, release_seconds
+from tasks.ledger.settlement import burn_seconds, forfeit_seconds, release_seconds
 from tasks.spec import JobSpec, container_of
 
 __all__ = [
     "CHECKPOINT_EVENTS",
     "LEAVE_FINE_S_MAX",
     "begin_run",
+    "burn_what_waits",
     "count_seconds",
     "has_stored",
     "lose_unstored",
@@ -139,6 +140,30 @@ def name_checkpoint(case: Case, meter: MeterRecord, own_seconds: int, blob: byte
     )  # fmt: skip
     save_checkpoints(case.state, task, found)
     case.scope.emit(CHECKPOINT_STORED(task, worker, blob or ZERO_HASH, size_bytes, at_s))
+
+
+def burn_what_waits(case: Case, blob: bytes) -> None:
+    """Burn what waits of the present machine's pay, for its requester says that ``blob`` holds no work (R137).
+
+    A zero hash says that the machine has stored nothing since its start. The seconds stay counted, and the next
+    machine begins with the checkpoint before. Raises MeterMismatch.
+    """
+    task, worker = case.record.id, case.record.worker
+    found, meter = load_checkpoints(case.state, task), load_meter(case.state, task)
+    if container_of(case.spec).checkpoint is None:
+        raise MeterMismatch("the container has no checkpoint")
+    named = found.latest.blob if found.latest is not None and found.covered_s else b""
+    if (named or ZERO_HASH) != blob:
+        raise MeterMismatch("not what the machine has stored last")
+    amount, waited_s = found.closing + found.open, found.closing_s + meter.own_seconds - found.covered_s
+    burn_seconds(case, worker, amount)
+    save_meter(case.state, task, meter._replace(paid=meter.paid - amount))
+    if found.covered_s:
+        found = found._replace(latest=found.before, before=None)
+    *others, run = found.runs
+    runs = (*others, run._replace(lost=run.lost + waited_s))
+    save_checkpoints(case.state, task, found._replace(closing=0, closing_s=0, open=0, runs=runs))
+    case.scope.emit(SECONDS_LOST(task, worker, waited_s, amount))
 
 
 def has_stored(case: Case) -> bool:

@@ -328,6 +328,8 @@ class Reason(IntEnum):
     """The container has ended with a code after which another machine goes on."""
     TAMPERED = 80
     """The machine itself has seen that somebody read or changed the memory or the files of the container."""
+    CHECKPOINT_REFUSED = 81
+    """The requester says that what the machine has stored holds no work (R137)."""
     OUTPUT_SEALED = 70
     """The container has ended, and its machine has sealed its output (R114)."""
     OUTPUT_DIFFERS = 71

@@ -10,11 +10,18 @@ from typing import Final
 
 from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
-from tasks.errors import WrongPhase
+from tasks.errors import KindMismatch, WrongPhase
 from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
-from tasks.ledger.checkpoints import has_stored, lose_unstored, note_match, pay_what_waits, stays_until_ms
+from tasks.ledger.checkpoints import (
+    burn_what_waits,
+    has_stored,
+    lose_unstored,
+    note_match,
+    pay_what_waits,
+    stays_until_ms,
+)
 from tasks.ledger.complaints import aside_ms, is_aside, take_complaint
 from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.disputes import forget_disputes, has_disputes
@@ -76,6 +83,7 @@ __all__ = [
     "new_search",
     "on_task_due",
     "part_silently",
+    "refuse_checkpoint",
     "report",
     "resume",
     "search",
@@ -460,6 +468,25 @@ def go_on_elsewhere(case: Case) -> None:
     lose_unstored(case, is_fined=False)
     exclude(case, case.record.worker)
     lose_worker(case, Reason.CONTAINER_AGAIN)
+
+
+def refuse_checkpoint(case: Case, blob: bytes) -> None:
+    """Part with the machine of a running container whose checkpoint its requester refuses (R137).
+
+    What waits of its pay burns, so neither side gains by a lie. The machine has no pause and no mark.
+    Raises KindMismatch, WrongPhase, MeterMismatch.
+    """
+    record = case.record
+    if case.spec.is_quorum:
+        raise KindMismatch("machines of a quorum are compared: none is refused")
+    if record.phase != Phase.RUNNING or record.ending:
+        raise WrongPhase("ending" if record.ending else record.phase.name.lower())
+    burn_what_waits(case, blob)
+    exclude(case, record.worker)
+    if record.attempts > container_of(case.spec).metering.retries:
+        wind_up(case, Phase.FAILED, Reason.CHECKPOINT_REFUSED)
+    else:
+        lose_worker(case, Reason.CHECKPOINT_REFUSED)
 
 
 def lose_worker(case: Case, reason: Reason) -> None:

@@ -66,6 +66,7 @@ __all__ = [
     "bond_at",
     "bond_of",
     "budget_of",
+    "burn_seconds",
     "charge_blamed",
     "charge_of",
     "check_affordable",
@@ -807,6 +808,13 @@ def release_seconds(case: Case, worker: bytes, amount: int) -> None:
 def forfeit_seconds(case: Case, worker: bytes, amount: int) -> None:
     """Give pay that waited for a checkpoint back to the price pool: others do those seconds again."""
     case.vault.hold(Pool.HOLD, Pool.PRICE, amount, Purpose.HOLD_FORFEIT, owner=worker)
+
+
+def burn_seconds(case: Case, worker: bytes, amount: int) -> None:
+    """Burn pay that waited for a checkpoint, and the fee for it: who refuses a checkpoint saves nothing."""
+    case.vault.burn(Pool.HOLD, amount, Purpose.HOLD_FORFEIT, owner=worker)
+    fee = min(share(amount, case.parameters.fee_bps), case.vault.held(Pool.FEE))
+    case.vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE)
 
 
 def pay_claim_gas(case: Case, gas: int) -> None:

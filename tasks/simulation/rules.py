@@ -226,6 +226,11 @@ def _nobody(*_arguments: object) -> set[bytes]:
     return set()
 
 
+def _pay_refused(case: Any, _blob: bytes) -> None:
+    """Pay a machine whose checkpoint is refused what waits, as an end does."""
+    import_module("tasks.ledger.checkpoints").pay_what_waits(case)
+
+
 def _with_preparation(case: Any, group: Any) -> int:
     """Pay a spare for its word that it has prepared."""
     settlement, prices = import_module("tasks.ledger.settlement"), import_module("billing.prices")
@@ -604,6 +609,15 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "spare-word", "a spare is paid for saying that it has prepared",
             aims=(Aim("false spare", {"way": "unprepared", "breaks": False, "cost": 0.5}),),
             patches=(_of("_earned", _with_preparation, "groups"),),
+        ),
+        # Containers
+        Absent(
+            "burnt-seconds", "a machine whose checkpoint is refused is paid what waits",
+            aims=(
+                Aim("idle host", {"works": 0.0, "fakes": True, "stored": "stale", "every": 4}),
+                Aim("leaving host", {"stored": "nothing", "every": 4}),
+            ),
+            patches=(_of("burn_what_waits", _pay_refused, "checkpoints"),),
         ),
         # Speed trials
         Absent(

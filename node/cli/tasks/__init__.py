@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from node.cli.commands import CommandGroup
-from node.cli.tasks.actions import cancel, demand, resume, top_up
+from node.cli.tasks.actions import cancel, demand, refuse, resume, top_up
 from node.cli.tasks.custody import custody, receipt
 from node.cli.tasks.keep import keep
 from node.cli.tasks.logs import logs
@@ -48,6 +48,7 @@ for _command in (
     receipt,
     keep,
     cancel,
+    refuse,
     top_up,
     demand,
     resume,

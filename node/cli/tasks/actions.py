@@ -1,4 +1,4 @@
-"""``dekube task cancel``, ``top-up``, ``demand`` and ``resume``: actions of a task's requester."""
+"""``dekube task cancel``, ``refuse``, ``top-up``, ``demand`` and ``resume``: actions of a task's requester."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from rpc.client.results import Task
 from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
+from state.primitives.hashing import ZERO_HASH
+from tasks.ledger.checkpoint_transitions import MISS_CHECKPOINT
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.group_transitions import CANCEL_GROUP
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
-__all__ = ["cancel", "demand", "resume", "top_up"]
+__all__ = ["cancel", "demand", "refuse", "resume", "top_up"]
 
 _TURNED_DOWN: Final = frozenset(("input_unavailable", "job_unfit", "worker_declined"))
 """Reasons of a task that searches because a machine could not have its inputs."""
@@ -49,6 +51,27 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
     if _cancel_group(session, task_id, what, yes, as_json):
         return
     _send_action(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option("--checkpoint", type=TASK, metavar="BLOB", default=ZERO_HASH.hex(),
+              help="The last checkpoint of its machine. Default: it has stored nothing.")  # fmt: skip
+@yes_option
+@json_option
+def refuse(session: Session, task_id: bytes, checkpoint: bytes, yes: bool, as_json: bool) -> None:
+    """Replace a container's machine whose last checkpoint holds no work.
+
+    The machine gets no pay that waits for a checkpoint. That pay is burned: it does not return to you. Another
+    machine goes on from the checkpoint before. "dekube task show" names checkpoints.
+
+    \b
+    Example:
+      dekube task refuse 0xTASK --checkpoint 0xBLOB
+    """
+    what = {"does": "replaces the machine and burns the pay that waits for a checkpoint", "comes back": "nothing"}
+    _send_action(session, task_id, MISS_CHECKPOINT, [task_id, checkpoint], what, yes, as_json, only_in="running")
 
 
 def _cancel_group(session: Session, group: bytes, what: Mapping[str, str], yes: bool, as_json: bool) -> bool:

@@ -104,7 +104,11 @@ class Tenant(Requester):
         return held_s - content_s < LEAST_PART * wanted_s
 
     def stop(self, view: View, task: bytes) -> list[Action]:
-        """End the container, and post the job again."""
+        """Refuse what is stored, so that another machine goes on; or end the container and post the job again."""
+        if container_of(view.job(task)).checkpoint is not None:
+            found = view.checkpoints(task)
+            named = found.latest.blob if found.latest is not None and found.covered_s else bytes(32)
+            return [view.miss(self.address, task, named)]
         self._stopped.add(task)
         if self._reposts:
             self._reposts -= 1

@@ -27,7 +27,10 @@ SIGNING = ("--key", "--passphrase-file", "--chain-id")
 SIGNS = {
     *(("wallet", name) for name in ("send", "call")),
     *(("tx", name) for name in ("stake", "unstake", "rotate-keys")),
-    *(("task", name) for name in ("create", "keep", "cancel", "top-up", "demand", "receipt", "result", "resume")),
+    *(
+        ("task", name)
+        for name in ("create", "keep", "cancel", "top-up", "demand", "receipt", "refuse", "result", "resume")
+    ),
     *(("worker", name) for name in ("register", "update", "retire", "payout", "terms", "sponsor", "unsponsor")),
     *(("relay", name) for name in ("deposit", "withdraw")),
     ("blob", "put"),

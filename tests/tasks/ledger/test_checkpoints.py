@@ -12,7 +12,7 @@ from billing.escrow import Movement, Purpose, bill_lines, escrow_totals
 from billing.prices import TERA
 from state.primitives.errors import DecodeError
 from state.view.accounts import balance_of
-from tasks.kinds.container import Checkpoint, Metering, check_container
+from tasks.kinds.container import Checkpoint, ExitKind, Metering, check_container
 from tasks.ledger.checkpoint_records import (
     CHECKPOINTS_LIMIT_BYTES,
     RUNS_KEPT,
@@ -565,3 +565,81 @@ def test_a_container_that_is_to_stop_goes_on_nowhere() -> None:
 def test_lists_of_codes_that_are_refused(metering: Metering) -> None:
     with pytest.raises(DecodeError, match=r"metering\.again"):
         check_container(container_of(container(metering=metering)))
+
+
+def refuse(world: World, task: bytes, name: bytes = b"c" * 32) -> str | None:
+    return world.send(REQUESTER, MISS_CHECKPOINT, [task, name])
+
+
+def burned_of(world: World, task: bytes, purpose: Purpose) -> int:
+    return sum(
+        line.amount for line in bill_lines(world.state, task)
+        if (line.purpose, line.movement) == (purpose, Movement.BURNED)
+    )  # fmt: skip
+
+
+@settings(max_examples=10, deadline=None)
+@given(stores=st.integers(0, 3), idle_s=st.integers(0, EVERY_S))
+def test_n62_a_machine_that_stores_no_work_is_not_paid_for_what_waits(stores: int, idle_s: int) -> None:
+    """It names checkpoints that hold nothing; its requester opens the last one and refuses it."""
+    world = World()
+    host(world, 1, price=PRICE // 4)
+    task, worker = started(world, job())
+    for at in range(stores):
+        run_for(world, EVERY_S)
+        assert store(world, worker, task, EVERY_S * (at + 1), bytes([at]) * 32) is None
+    run_for(world, idle_s)
+    before = require_node(world.state, worker)
+    host(world, 2)
+    name = bytes([stores - 1]) * 32 if stores else bytes(32)
+    assert refuse(world, task, name) is None
+    due = max(0, stores - 1) * EVERY_S  # intervals that another checkpoint followed
+    assert paid_of(world, task, worker) == due * SECOND // 2
+    waited = metered(world, task).seconds - due
+    assert burned_of(world, task, Purpose.HOLD_FORFEIT) == waited * SECOND // 2
+    record, after = world.task(task), require_node(world.state, worker)
+    assert (record.reason, record.worker, worker in record.excluded) == (Reason.CHECKPOINT_REFUSED, b"", True)
+    assert (after.failures, after.bad, after.backing) == (before.failures, before.bad, before.backing)
+    assert next_machine(world, task) != worker  # it goes on from the checkpoint before
+    kept = stored(world, task).latest
+    assert (kept.blob if kept else b"") == (bytes([stores - 2]) * 32 if stores > 1 else b"")
+
+
+def test_n63_who_refuses_good_work_pays_for_it_all_the_same() -> None:
+    """A requester that stops its container pays what waits; one that refuses burns as much, and the fee."""
+    costs = []
+    for refuses in (False, True):
+        world = World()
+        host(world, 1)
+        before = balance_of(world.state, REQUESTER)
+        task, worker = started(world, job(retries=0))
+        run_for(world, 2 * EVERY_S)
+        assert store(world, worker, task, EVERY_S, b"a" * 32) is None
+        assert store(world, worker, task, 2 * EVERY_S, b"b" * 32) is None
+        if refuses:
+            assert refuse(world, task, b"b" * 32) is None
+            assert world.task(task).reason == Reason.CHECKPOINT_REFUSED
+        else:
+            assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+            assert finish(world, worker, task, 2 * EVERY_S, ExitKind.STOPPED) is None
+        run_for(world, 10)
+        assert world.task(task).phase in ENDED and escrow_totals(world.state, task).locked == 0
+        costs.append(before - balance_of(world.state, REQUESTER))
+    assert abs(costs[1] - costs[0]) <= 10**14, "gas and rounding"
+
+
+def test_only_what_was_stored_last_is_refused_and_only_by_the_requester() -> None:
+    world = World()
+    host(world, 1)
+    task, worker = started(world, job())
+    run_for(world, EVERY_S)
+    assert store(world, worker, task, EVERY_S) is None
+    for name in (b"x" * 32, bytes(32)):
+        assert refuse(world, task, name) == "meter_mismatch"
+    assert miss(world, worker, task) == "wrong_phase"
+    assert world.send(b"z" * 20, MISS_CHECKPOINT, [task, b"c" * 32]) == "not_yours"
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    assert refuse(world, task) == "wrong_phase"  # a stop pays what waits
+    host(world, 2)
+    other, _ = started(world)
+    assert refuse(world, other, bytes(32)) == "meter_mismatch"  # nothing waits for a checkpoint there
