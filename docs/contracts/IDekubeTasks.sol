@@ -223,8 +223,8 @@ interface IDekubeTasks {
     /// @param size Bytes of the packed folder.
     function checkpointTask(bytes32 task, uint32 elapsed, bytes calldata blob, uint64 size) external;
 
-    /// @notice Say that a checkpoint is not there, as the machine that prepares; as the requester of a
-    ///   running container refuse it, so that pay that waits is burned.
+    /// @notice Say that a checkpoint is not there, as the machine that prepares; as requester of a running
+    ///   container refuse it, so that pay that waits is burned.
     /// @param task Id of the task.
     /// @param blob Content address of the checkpoint; of a requester zero if the machine has stored nothing.
     function missCheckpoint(bytes32 task, bytes32 blob) external;
@@ -272,8 +272,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 81 checkpoint refused, 70 output sealed, 71
-    ///   output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
+    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -328,8 +328,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 81 checkpoint refused, 70 output sealed, 71
-    ///   output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
+    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -444,8 +444,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 81 checkpoint refused, 70 output sealed, 71
-    ///   output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
+    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
     /// @notice A task was created as a seat of a group.
@@ -524,8 +524,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 81 checkpoint refused, 70 output sealed, 71
-    ///   output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
+    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -548,8 +548,8 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 80 tampered, 81 checkpoint refused, 70 output sealed, 71
-    ///   output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
+    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);
