@@ -133,13 +133,20 @@ def _containers(node: RunningNode) -> list[Metric]:
             ("dekube_containers_memory_bytes", "Memory in use by them", float(memory)),
         )
     ]
+    moved = CounterMetricFamily(
+        "dekube_container_egress_bytes", "Bytes that ended containers moved through their proxies, by direction",
+        labels=["direction"],
+    )  # fmt: skip
+    if containers is not None:
+        moved.add_metric(["sent"], containers.egress.total.sent_bytes)
+        moved.add_metric(["received"], containers.egress.total.received_bytes)
     views = CounterMetricFamily(
         "dekube_container_views", "Questions of requesters about containers, by what became of them",
         labels=["result"],
     )  # fmt: skip
     for result, count in node.duties.views.counts.items():
         views.add_metric([result], count)
-    return [*families, views]
+    return [*families, moved, views]
 
 
 def _compared(containers: Containers | None) -> tuple[tuple[str, str, float], ...]:

@@ -54,9 +54,11 @@ class ContainerEgress:
 
     def note_facts(self, closed: str) -> None:
         """Note why no container can be entered here, empty if nothing is known against it."""
+        if not isinstance(self._backend, EntersNetworks):
+            closed = "containers in a cluster reach no network"
         self.is_open = bool(self._patterns) and not closed
         if self._patterns and closed:
-            _log.error("containers reach no names: executor.docker.egress has no effect", why=closed)
+            _log.error("no container reaches a name: executor.docker.egress has no effect", why=closed)
 
     async def run(self, task: bytes, entries: Sequence[str]) -> None:
         """Serve a running container until cancelled. One that cannot be entered is tried again and again."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import node.market.machine
+from node.home.config import parse_barred, parse_egress
 from node.home.options import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
 from node.market.machine import (
     RATE_AGE_MS_MAX,
@@ -25,6 +27,7 @@ from node.market.machine import (
     renewed_rate,
 )
 from state.primitives.codec import decode, encode
+from state.primitives.errors import ConfigError
 from tasks.ledger.registry import Gpu, NodeRole, profile_from_value, profile_to_value
 
 ADDRESS = b"a" * 20
@@ -204,3 +207,22 @@ def test_a_measurement_knows_whether_it_was_disturbed(others: float, stolen: flo
     assert _is_steady(before, after, own_s, passed_s) is steady
     read = _Processors.read()
     assert read.used_s > 0 and read.stolen_s >= 0
+
+
+def test_what_containers_reach_is_said_by_a_machine_alone_that_can_let_them() -> None:
+    docker = replace(OPTIONS.executor.docker, egress=("*", "PyPI.org", "*.hf.co:8443"))
+    options = replace(OPTIONS, executor=replace(OPTIONS.executor, docker=docker))
+    profile = describe_machine(ADDRESS, options, 0, containers=True, egress=True)
+    assert profile.egress == ("*.hf.co:8443", "*:443", "pypi.org:443")
+    assert profile_from_value(decode(encode(profile_to_value(profile)), limit_bytes=4096)) == profile
+    assert describe_machine(ADDRESS, options, 0, containers=True).egress == ()
+    assert describe_machine(ADDRESS, options, 0, egress=True).egress == ()
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "localhost", "*.com", "a.b:0", "*:*", ""])
+def test_an_owner_names_no_addresses(text: str) -> None:
+    docker = replace(OPTIONS.executor.docker, egress=(text,))
+    with pytest.raises(ConfigError, match=r"executor\.docker\.egress"):
+        parse_egress(docker)
+    with pytest.raises(ConfigError, match=r"executor\.docker\.egress_barred"):
+        parse_barred(replace(docker, egress_barred=("1.2.3.4/8",)))
