@@ -12,7 +12,7 @@ from node.workflows.records import MemberRecord, WorkflowRecord, WorkflowStore
 from rpc.client import Client, JobRefused, TaskEnded
 from rpc.client.core import hexed
 from rpc.client.jobs import PRICE_DEFAULT, SignedJob, fee_of, make_job
-from rpc.client.stores import blobs_named
+from rpc.client.stores import is_remote
 from state.primitives.amounts import format_amount
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import digest
@@ -173,7 +173,7 @@ class Workflow:
     def _made(self, step: Step, at: int, price: int) -> MadeJob:
         tasks: Mapping[str, str] = {name: f"task:0x{self.record.of_step(name)[0].task}" for name in step.after}
         request = self.job.request_of(step.members[at], tasks)
-        if blobs_named(request):
+        if is_remote(request):
             request = self.client.fetch_blobs(request, control=self.control)
         return make_job(
             request, max_price_per_tera_unit=price, tuned=self.tuned_of(self.client, request, self.control),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ from rpc.client.arguments import check_amount, check_key
 from rpc.client.blobs import Progress, blob_of_file
 from rpc.client.containers import ask_container, seal_job
 from rpc.client.core import Core, Flow, RunBlocking, hexed
-from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, TransactionRefused
+from rpc.client.errors import ClientError, GatewayUnreachable, JobRefused, NoResult, TransactionRefused
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.packing import PackedFile, placed
 from rpc.client.results import CustodyTerms, TaskQuote
@@ -29,6 +30,8 @@ from rpc.client.stores import (
     cache_folder,
     fetch_request,
     fetch_source,
+    is_remote,
+    outputs_named,
     put_folder,
     remove_unused,
     replaced,
@@ -52,7 +55,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.manifests import BLOB_PIECES_MAX, PIECE_BYTES
 from state.primitives.transactions import decode_transaction
 from tasks.kinds.container import KIND_CONTAINER
-from tasks.requests.sources import BlobPlace, place_of
+from tasks.requests.sources import BlobPlace, OutputPlace, is_output, output_of, place_of
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
@@ -66,6 +69,8 @@ __all__ = [
     "put_contents", "rows_from",
 ]  # fmt: skip
 
+NAMES_TOLD_MAX: Final = 8
+"""Names of an output that an error shows."""
 BLOB_BYTES_MAX: Final = BLOB_PIECES_MAX * PIECE_BYTES
 MATCH_MS: Final = 600_000
 """How long a machine is looked for, if a program does not say."""
@@ -521,7 +526,7 @@ def _make_and_post(
 ) -> Flow[CreatedTask]:  # fmt: skip
     check_key("key", key)
     request: Request = yield RunBlocking(partial(_requested, wanted, fields))
-    if blobs_named(request):
+    if is_remote(request):
         request = yield from _fetch_blobs(core, request, control=control, progress=progress)
     tuned, task = None, getattr(request, "adapter", None)
     if task is not None:
@@ -603,12 +608,15 @@ def _fetch_blobs(
     core: Core, request: Request, *, control: Path | None = None, cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Flow[Request]:  # fmt: skip
-    """Return the request with files of this machine instead of ``blob:NAME``; ``make_job`` does the other URLs.
+    """Return the request with files of this machine instead of ``blob:NAME`` and mounts of ``task:ID/PATH``.
 
-    Blobs come from the node at ``control``, or from a gateway. Raises NoResult if one is not available,
-    ClientError, StoreError.
+    ``make_job`` does the other URLs. Both come from the node at ``control``, or from a gateway. Raises NoResult if
+    one is not available, ArchiveInvalid, ClientError, StoreError.
     """
     found: dict[str, str] = {}
+    for output in outputs_named(request):
+        if str(output) not in found:
+            found[str(output)] = yield from _fetch_output(core, output, control, cache or cache_folder(), progress)
     for name in blobs_named(request):
         file = (cache or cache_folder()) / f"blob-{name.hex()}" / "content"
         if not (yield RunBlocking(partial(_is_blob, file, name))):
@@ -617,10 +625,47 @@ def _fetch_blobs(
         found[name.hex()] = str(file)
 
     def local(source: str, _field: str) -> str:
+        if is_output(source):
+            return found[str(output_of(source))]
         place = place_of(source)
         return found[place.name.hex()] if isinstance(place, BlobPlace) else source
 
     return replaced(request, local)
+
+
+def _fetch_output(
+    core: Core, output: OutputPlace, control: Path | None, cache: Path, progress: Progress | None
+) -> Flow[str]:  # fmt: skip
+    """Return the path of what a container has left, which is fetched once. Raises NoResult."""
+    place = cache / f"task-{output.task.hex()}"
+    whole = place / "content"
+    if not whole.is_dir():
+        near = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
+        try:
+            yield from ask_container(
+                core, output.task, folder=near / "content", control=control, progress=progress
+            )
+            yield RunBlocking(partial(_take_over, near, place))
+        finally:
+            shutil.rmtree(near, ignore_errors=True)  # at once: a flow that is given up cannot yield any more
+    found = whole / output.path if output.path else whole
+    if not found.exists():
+        raise NoResult(f"{output}: the task has left no such file or folder; it left {_told_names(whole)}")
+    return str(found)
+
+
+def _take_over(near: Path, place: Path) -> None:
+    """Give a folder that is whole its name; another process may have been first."""
+    remove_unused(place.parent)
+    with suppress(OSError):
+        near.rename(place)
+    if not (place / "content").is_dir():
+        raise StoreError(f"{place}: it could not be written")
+
+
+def _told_names(folder: Path) -> str:
+    names = sorted(one.name for one in folder.iterdir())
+    return ", ".join(names[:NAMES_TOLD_MAX]) + (" and more" if len(names) > NAMES_TOLD_MAX else "")
 
 
 def _is_blob(file: Path, name: bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
-from tasks.requests.sources import SourceInvalid, located, place_of
+from tasks.requests.sources import SourceInvalid, is_output, located, output_of, place_of
 
 __all__ = ["BY_TASK", "JobFields", "Place"]
 
@@ -99,7 +99,10 @@ class JobFields:
     def located(self, name: str, source: str) -> str:
         """Return a source that the field ``name`` names; a relative path starts at the folder of the file."""
         try:
-            place_of(source)
+            if name == "mounts" and is_output(source):
+                output_of(source)
+            else:
+                place_of(source)
         except SourceInvalid as error:
             wrong = self.wrong(name, f"{name}: {error}")
             wrong.code = error.code  # type: ignore[misc]

@@ -10,13 +10,18 @@ from urllib.parse import unquote, urlsplit
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["BlobPlace", "LocalPlace", "ObjectPlace", "Place", "SourceInvalid", "is_url", "located", "place_of"]
+__all__ = [
+    "BlobPlace", "LocalPlace", "ObjectPlace", "OutputPlace", "Place", "SourceInvalid", "is_output", "is_url",
+    "located", "output_of", "place_of",
+]  # fmt: skip
 
 KEY_BYTES_MAX: Final = 1_024
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _BLOB: Final = "blob:"
 _BLOB_NAME: Final = re.compile(r"(?:0x)?([0-9a-f]{64})")
+_TASK: Final = "task:"
+_OUTPUT: Final = re.compile(r"(?:0x)?([0-9a-f]{64})(?:/([^\0\\]{1,1024}))?")
 _EXPECTED: Final = "s3://BUCKET/PREFIX, file:///PATH, blob:NAME or a path expected"
 
 
@@ -54,6 +59,16 @@ class BlobPlace(NamedTuple):
     name: bytes
 
 
+class OutputPlace(NamedTuple):
+    """What the container of a task has left: its whole output folder, or the file or folder at ``path`` in it."""
+
+    task: bytes
+    path: str
+
+    def __str__(self) -> str:
+        return f"{_TASK}0x{self.task.hex()}" + (f"/{self.path}" if self.path else "")
+
+
 Place: TypeAlias = LocalPlace | ObjectPlace | BlobPlace
 
 
@@ -62,9 +77,25 @@ def is_url(source: str) -> bool:
     return _SCHEME.match(source) is not None or source.startswith(_BLOB)
 
 
+def is_output(source: str) -> bool:
+    """Whether a source of a mount is what a task has left."""
+    return source.startswith(_TASK)
+
+
+def output_of(source: str) -> OutputPlace:
+    """Return what a source with ``is_output`` names. Raises SourceInvalid."""
+    found = _OUTPUT.fullmatch(source, len(_TASK))
+    path = "" if found is None else found[2] or ""
+    if found is None or (path and any(part in ("", ".", "..") for part in path.split("/"))):
+        raise SourceInvalid(
+            "task:: the ID of a task expected, then /PATH of a file or folder of its output, or none"
+        )
+    return OutputPlace(bytes.fromhex(found[1]), path)
+
+
 def located(file: str, source: str) -> str:
     """Return a source that a job file names: a relative path starts at the folder of the file."""
-    return source if is_url(source) else posixpath.join(posixpath.dirname(file), source)
+    return source if is_url(source) or is_output(source) else posixpath.join(posixpath.dirname(file), source)
 
 
 def place_of(source: str) -> Place:

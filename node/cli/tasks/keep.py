@@ -33,7 +33,7 @@ from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.jobs import blobs_of, make_job
 from rpc.client.results import Task
-from rpc.client.stores import blobs_named
+from rpc.client.stores import is_remote
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from tasks.custody.chunks import BlobCommitment
@@ -197,7 +197,7 @@ def _made_again(session: Session, client: Client, spec: JobSpec, file: Path) -> 
     """Return the job that a file makes with the terms of a posted one. Raises ConfigError if it is another job."""
     found = read_job(file, session.home)
     for request in (found.request_of(member) for step in found.steps for member in step.members):
-        if blobs_named(request):
+        if is_remote(request):
             request = client.fetch_blobs(request, control=session.control(), progress=show_progress("Fetching"))
         made = make_job(
             request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms,

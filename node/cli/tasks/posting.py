@@ -55,7 +55,7 @@ from rpc.client.core import hexed
 from rpc.client.jobs import JobQuote, at_price, blobs_of, make_job
 from rpc.client.results import Receipt, TaskQuote
 from rpc.client.sealing import Sealing
-from rpc.client.stores import blobs_named
+from rpc.client.stores import is_remote
 from state.primitives.amounts import DECIMALS, format_units
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
@@ -212,7 +212,7 @@ def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, 
     if not found.is_single:
         raise ConfigError(f"{file}: several tasks; `dekube task create -f FILE` posts them")
     terms, request = found.terms, found.request
-    if blobs_named(request):
+    if is_remote(request):
         request = client.fetch_blobs(request, control=session.control(), progress=show_progress("Fetching"))
     tuned = tuned_of(client, request, session.control())
     price = recipe.max_price if recipe.max_price is not None else terms.max_price

@@ -31,7 +31,7 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
       dekube task validate finetune.yaml
     """
     from rpc.client.jobs import make_job
-    from rpc.client.stores import blobs_named
+    from rpc.client.stores import is_remote
     from tasks.requests.reading import kind_of
     from tasks.requests.references import read_ref
 
@@ -47,8 +47,8 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
         if read_ref(request.data) is not None:
             answer["not checked"] = "the completions that are its rows"
             continue
-        if blobs_named(request):
-            answer["not checked"] = "the blobs that it names"
+        if is_remote(request):
+            answer["not checked"] = "the blobs and outputs of tasks that it names"
             continue
         made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)
         if job.is_single:

@@ -5,12 +5,14 @@ from rpc.client.stores.fetching import (
     cache_folder,
     fetch_request,
     fetch_source,
+    is_remote,
+    outputs_named,
     remove_unused,
     replaced,
 )
 from rpc.client.stores.putting import PutReport, put_folder
 
 __all__ = [
-    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "put_folder", "remove_unused",
-    "replaced",
+    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "is_remote",
+    "outputs_named", "put_folder", "remove_unused", "replaced",
 ]  # fmt: skip

@@ -27,12 +27,30 @@ from rpc.client.stores.manifest import MANIFEST_BYTES_MAX, MANIFEST_NAME, Entry,
 from rpc.client.stores.resuming import NOTE_BYTES_MAX, PART_BYTES, Note, bounds, parts_of
 from rpc.client.stores.threads import Stopped, settle
 from state.primitives.errors import DekubeError
-from tasks.requests.sources import BlobPlace, LocalPlace, ObjectPlace, is_url, place_of
+from tasks.requests.sources import (
+    BlobPlace,
+    LocalPlace,
+    ObjectPlace,
+    OutputPlace,
+    is_output,
+    is_url,
+    output_of,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from tasks.requests.reading import Request
 
-__all__ = ["blobs_named", "cache_folder", "fetch_request", "fetch_source", "remove_unused", "replaced"]
+__all__ = [
+    "blobs_named",
+    "cache_folder",
+    "fetch_request",
+    "fetch_source",
+    "is_remote",
+    "outputs_named",
+    "remove_unused",
+    "replaced",
+]
 
 Progress = Callable[[int, int], None]
 
@@ -44,7 +62,7 @@ KEPT_S: Final = 14 * 24 * 3_600
 STATE_BYTES_MAX: Final = 64 << 20
 _HASHED_BYTES: Final = 1 << 20
 _FIELDS: Final = ("data", "model", "tokenizer", "validation")
-_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|blob-[0-9a-f]{64}")
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|(?:blob|task)-[0-9a-f]{64}")
 """Names that are made here: a program may name a folder with other files for the cache."""
 
 
@@ -86,10 +104,12 @@ def replaced(request: Request, local: Callable[[str, str], str]) -> Request:
     """Return the request with what ``local`` gives for each URL and its field."""
     made: Any = request
     mounts = getattr(request, "mounts", ())
-    if any(is_url(mount.source) for mount in mounts):
+    if any(is_url(mount.source) or is_output(mount.source) for mount in mounts):
         made = made._replace(
             mounts=tuple(
-                mount._replace(source=local(mount.source, "mounts")) if is_url(mount.source) else mount
+                mount._replace(source=local(mount.source, "mounts"))
+                if is_url(mount.source) or is_output(mount.source)
+                else mount
                 for mount in mounts
             )
         )
@@ -114,12 +134,24 @@ def blobs_named(request: Request) -> list[bytes]:
     return list(dict.fromkeys(found))
 
 
+def outputs_named(request: Request) -> list[OutputPlace]:
+    """Return the outputs of tasks that a request names as sources of mounts."""
+    return [output_of(mount.source) for mount in getattr(request, "mounts", ()) if is_output(mount.source)]
+
+
+def is_remote(request: Request) -> bool:
+    """Whether a request names what a client of a node or gateway has to fetch: blobs, or outputs of tasks."""
+    return bool(blobs_named(request) or outputs_named(request))
+
+
 def fetch_source(source: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
     """Return the file or folder of this machine that has what a source names.
 
     Raises SourceInvalid, StoreDenied, StoreMissing, StoreChanged, StoreFull, StoreChecksum, StoreUnreachable,
     StoreRefused, StoreTooLarge, StoreExtraMissing, StoreError.
     """
+    if is_output(source):
+        raise StoreMissing(f"{output_of(source)}: fetched by a client of a node or gateway alone")
     match place_of(source):
         case LocalPlace(path):
             if not Path(path).exists():

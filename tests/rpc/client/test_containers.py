@@ -12,9 +12,14 @@ import pytest
 from rpc.client import NoResult
 from rpc.client.containers import ContainerResult, ask_container
 from rpc.client.core import Fetch, Reply
+from rpc.client.jobs import JobApi
+from rpc.client.stores import fetch_request, is_remote
 from state.primitives.manifests import Manifest, manifest_of
 from tasks.kinds.container import OUTPUT_BYTES_MAX
 from tasks.kinds.folders import ArchiveInvalid, pack
+from tasks.requests.containing import MountRequest
+from tasks.requests.errors import RequestInvalid
+from tasks.requests.reading import request_of
 from tasks.spec import JobSpec, encode_spec
 from tests.rpc.client.answers import ADDRESS, at, task_json
 from tests.rpc.client.test_blobs import ABSENT
@@ -111,6 +116,53 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert asked(world(None), tmp_path).kind is None
     with pytest.raises(NoResult):
         asked(world(ended(b"")), tmp_path)  # its machine is gone with the logs
+
+
+def test_a_file_of_what_a_task_has_left_is_a_source_of_another_one(tmp_path: Path) -> None:
+    output, name = packed(tmp_path), TASK.hex()
+    sources = f"task:{name}/inner/model.bin", f"task:0x{name}/inner", f"task:0x{name}"
+    mounts = [{"source": source, "path": f"/in{at}"} for at, source in enumerate(sources)]
+    request: Any = request_of({"kind": "container", "image": "a.test/image@sha256:" + name, "mounts": mounts})
+    assert is_remote(request)
+    made, cache = world(ended(output), output, LOGS), tmp_path / "cache"
+    found: Any = made.run(JobApi.fetch_blobs._make(made.core, request, cache=cache))
+    places = [Path(mount.source) for mount in found.mounts]
+    assert places[0].read_bytes() == b"weights"
+    assert [sorted(one.name for one in place.iterdir()) for place in places[1:]] == [["model.bin"], ["inner"]]
+    assert not is_remote(found) and [one.name for one in cache.iterdir()] == [f"task-{name}"]
+    gone = world(None)
+    assert gone.run(JobApi.fetch_blobs._make(gone.core, request, cache=cache)) == found, "fetched a second time"
+    other: Any = request._replace(mounts=(MountRequest(f"task:{name}/none", "/in"),))
+    with pytest.raises(NoResult, match="no such file or folder; it left inner"):
+        made.run(JobApi.fetch_blobs._make(made.core, other, cache=cache))
+
+
+def test_an_output_that_cannot_be_had_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+    request: Any = request_of(
+        {
+            "kind": "container", "image": "a.test/image@sha256:" + TASK.hex(),
+            "mounts": [{"source": f"task:{TASK.hex()}", "path": "/in"}],
+        }
+    )  # fmt: skip
+    made = world(ended(b""), LOGS)
+    with pytest.raises(NoResult, match="left no output"):
+        made.run(JobApi.fetch_blobs._make(made.core, request, cache=tmp_path / "cache"))
+    assert not list((tmp_path / "cache").glob("*"))
+    with pytest.raises(RequestInvalid, match="client of a node or gateway"):
+        fetch_request(request)
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "ab", "ab" * 32 + "/", "ab" * 32 + "/../x", "ab" * 32 + "/a//b", "ab" * 32 + "@3"]
+)
+def test_what_is_no_output_of_a_task_is_refused(rest: str) -> None:
+    with pytest.raises(RequestInvalid, match="the ID of a task expected"):
+        request_of(
+            {
+                "kind": "container", "image": "a.test/image@sha256:" + TASK.hex(),
+                "mounts": [{"source": f"task:{rest}", "path": "/in"}],
+            }
+        )  # fmt: skip
 
 
 def test_a_task_of_another_kind_is_none(tmp_path: Path) -> None:
