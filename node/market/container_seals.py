@@ -38,18 +38,20 @@ from tasks.custody.keys import KEY_BYTES
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets, open_secrets
 from tasks.custody.streams import SALT_BYTES, open_stream
 from tasks.executor.containers.log_entries import LogEntry
-from tasks.executor.containers.masking import masked_parts
+from tasks.executor.containers.masking import masked, masked_parts
 from tasks.kinds.container import LOG_BYTES_MAX, ContainerPart, Mount
 from tasks.kinds.folders import unpack
 
 __all__ = [
     "ContainerSeals", "RunKey", "checkpoint_limit", "log_limit", "masked_entries", "output_limit", "put_mount",
+    "with_reason",
 ]  # fmt: skip
 
 _log = structlog.get_logger("containers")
 
 PIN: Final = "secrets"
 PIECE_BYTES: Final = 1 << 20
+REASON_BYTES_MAX: Final = 400
 
 
 def output_limit(part: ContainerPart) -> int:
@@ -179,6 +181,11 @@ def masked_entries(values: tuple[bytes, ...], entries: tuple[LogEntry, ...]) -> 
         for at, text in zip(places, masked_parts(values, [entries[at].text for at in places]), strict=True):
             found[at] = found[at]._replace(text=text)
     return tuple(found)
+
+
+def with_reason(log: bytes, why: str, values: tuple[bytes, ...]) -> bytes:
+    """Return a log with why no output is kept; a reason may name a file of the container, so it is masked too."""
+    return log + b"\n[no output is kept: " + masked(values, why.encode())[:REASON_BYTES_MAX] + b"]\n"
 
 
 def _sealed(task: bytes, part: ContainerPart, what: str, content: Iterable[bytes]) -> Iterator[bytes]:

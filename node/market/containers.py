@@ -43,6 +43,7 @@ from node.market.container_seals import (
     masked_entries,
     output_limit,
     put_mount,
+    with_reason,
 )
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
@@ -669,7 +670,7 @@ class Containers:
             found = await self._backend.collect(task, request, str(packed))
             log, output = found.log, (b"", 0)
             if found.why:
-                log = (log + f"\n[no output is kept: {found.why}]\n".encode())[-len(log) - 400 :]
+                log = with_reason(log, found.why, request.secrets.values)
             if found.outputs is not None:
                 await self._seals.seal_file(task, container_of(spec), packed)
                 size_bytes = packed.stat().st_size

@@ -392,6 +392,7 @@ class DutyService:
             self._start(nursery, name, self._keeper.perform, kept)
         self._keeper.tidy()
         self._own_inputs.tidy()
+        self.shares.tidy()  # it knows which tasks are kept
         for copies in (self._own_copies, self.shares.copies):
             for wanted in copies.look():
                 self._start(nursery, ("copy", wanted.task, wanted.blob), copies.fetch, wanted)
@@ -399,7 +400,6 @@ class DutyService:
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
         self.keys.tidy()
-        self.shares.tidy()
         self._attempts.looked()
 
     def _look_at_disputes(self, nursery: trio.Nursery) -> None:

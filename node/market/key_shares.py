@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
-from node.market.container_copies import KEPT_MS, ContainerCopies
+from node.market.container_copies import ContainerCopies, copies_of
 from node.market.inputs import Inputs, Supply
 from node.market.key_files import KeyFiles
 from node.market.task_keys import (
@@ -210,7 +210,10 @@ class KeyShares:
         return sum(manifest.size_bytes for manifest in manifests if manifest is not None)
 
     def tidy(self) -> None:
-        """Keep blobs of tasks with a share here from being evicted; forget those of tasks that have ended."""
+        """Keep blobs of tasks with a share here from being evicted; forget those of tasks that have ended.
+
+        Of a container that has left something this machine remembers that it keeps it: nothing else takes room.
+        """
         wanted, containers = set[bytes](), set[bytes]()
         for task in self._files.tasks():
             try:
@@ -222,7 +225,7 @@ class KeyShares:
                 containers |= {task} if record.is_metered else set()
                 if not input_holders(self._ledger.store, task):
                     wanted.update(name for name, _ in self._blobs_of(task))
-            elif record.is_metered and self._ledger.head().steady_ms < record.changed_ms + KEPT_MS:
+            elif copies_of(self._ledger.store, task, self._ledger.head().steady_ms):
                 containers.add(task)
                 self._drop_shares(task)
             else:

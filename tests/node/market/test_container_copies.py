@@ -34,6 +34,7 @@ from tasks.ledger.metering_transitions import FINISH_TASK, finish_values
 from tasks.ledger.records import load_task
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
+    CANCEL_TASK,
     CREATE_TASK,
     REGISTER_NODE,
     START_TASK,
@@ -153,6 +154,22 @@ async def test_a_public_container_is_kept_without_a_key_until_a_week_after_its_e
         for number in KEEPERS:
             await keeping.until(number, output, here=False)
             assert not [*keeping.machines[number].home.root.rglob("*.share")]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_container_that_left_nothing_takes_no_room_after_its_end(world: World) -> None:
+    """Else tasks that cost nothing, cancelled at once, would fill the files of all that keep, for a week."""
+    keeping = Keeping(world)
+    async with trio.open_nursery() as nursery:
+        await keeping.start(nursery)
+        task = await keeping.post()
+        requester = keeping.machines[REQUESTER].duties
+        assert requester is not None
+        await requester.shares.share_out(task, 1, len(KEEPERS))
+        homes = [keeping.machines[number].home.root for number in KEEPERS]
+        assert all([*home.rglob("*.share")] for home in homes)
+        await keeping.send(REQUESTER, CANCEL_TASK, [task])
+        await world.mint_until(lambda: not any([*home.rglob("*.share")] for home in homes))
         nursery.cancel_scope.cancel()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.market.container_logs import ContainerLogs
+from node.market.container_seals import with_reason
 from node.market.gpu_use import gpu_use, parse_gpu_use
 from tasks.executor.containers.docker import DockerBackend, DockerOptions
 from tasks.executor.containers.log_entries import LogEntry, LogPart, LogPlace, select_entries
@@ -65,6 +66,11 @@ async def test_n57_no_log_with_secrets_is_shown_while_its_mask_is_not_here(tmp_p
     assert (await logs.read(SECRETIVE, LogPlace(), 1 << 20)).entries == ()
     await logs.keep(SECRETIVE)  # nothing is kept of it either
     assert (await logs.read(SECRETIVE, LogPlace(), 1 << 20)).entries == ()
+
+
+def test_a_reason_without_an_output_names_no_secret() -> None:
+    found = with_reason(b"log", "'tok-hidden-value/x' occurs twice" + 999 * "y", (b"tok-hidden-value",))
+    assert b"hidden" not in found and found.startswith(b"log\n[no output is kept: '***/x'") and len(found) < 500
 
 
 async def test_a_reader_goes_on_after_the_end_until_the_task_is_forgotten(tmp_path: Path) -> None:
