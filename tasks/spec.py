@@ -216,6 +216,11 @@ class JobSpec(NamedTuple):
         return self.part.process.egress if isinstance(self.part, ContainerPart) else ()
 
     @property
+    def refused_limits(self) -> int:
+        """The limits of a machine's containers with which it is not matched (R122); 0 for a job that is none."""
+        return int(self.part.refused) if isinstance(self.part, ContainerPart) else 0
+
+    @property
     def rate_max(self) -> int:
         """The highest rate of a machine that is matched: a faster one would be paid for a slower one."""
         if isinstance(self.part, ContainerPart):

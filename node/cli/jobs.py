@@ -286,7 +286,7 @@ def _contained(top: Mapping[str, Any]) -> ContainerPart:
             _number(metering["retries"], "metering.retries"), _number(metering["idle_s"], "metering.idle_s"),
             _text(metering["pattern"], "metering.pattern"), _codes(metering["again"]),
         ),
-        None if top["checkpoint"] is None else _stored(top), _number(top["interruptible"], "interruptible"),
+        None if top["checkpoint"] is None else _stored(top), _number(top["allows"], "allows"),
         None if top["sealed"] is None else _sealed(top),
     )  # fmt: skip
 

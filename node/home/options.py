@@ -244,7 +244,7 @@ class KubernetesOptions:
     disk_gib: int = 64
     """Disk that one container may have."""
     unisolated_allowed: bool = False
-    """Lend also where network policies have no effect; false: lend nothing there."""
+    """Lend also where network policies have no effect, to tasks that allow it; false: lend nothing there."""
     node_selector: tuple[str, ...] = ()
     """Labels (``name=value``) that machines must have: others are not sold."""
     tolerations: tuple[str, ...] = ()

@@ -57,8 +57,9 @@ from state.primitives.hashing import HASH_BYTES, digest
 from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
-from tasks.executor.containers.backend import ContainerBackend, End, Ended, Look
+from tasks.executor.containers.backend import ContainerBackend, End, Ended, EngineFacts, Look
 from tasks.executor.containers.errors import (
+    ContainerRefused,
     DigestMismatch,
     EgressUnavailable,
     ImageUnavailable,
@@ -68,7 +69,7 @@ from tasks.executor.containers.errors import (
 from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import METER_PROGRESS, ExitKind
+from tasks.kinds.container import METER_PROGRESS, ExitKind, MachineLimit
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -150,6 +151,8 @@ class Containers:
         self.checkpoints = ContainerCheckpoints(
             ledger, wallet, inputs, blobs, backend, data_dir / "checkpoints", self._seals
         )
+        self.limits = 0
+        """What containers lack here, for the registry (``tasks.kinds.container.MachineLimit``)."""
         self.is_leaving: Callable[[], bool] = lambda: False
         """Whether the owner takes the machine back."""
         self._notice_s = notice_s
@@ -205,7 +208,8 @@ class Containers:
         if self._backend.is_local and not facts.has_user_namespace:
             _log.warning("containers with user 0 are this machine's root without its rights: no user namespace")
         self.egress.note_facts(facts.closed)
-        _log.info("this machine lends containers", engine=facts.version)
+        self.limits = limits_of(facts)
+        _log.info("this machine lends containers", engine=facts.version, limits=self.limits)
         return True
 
     def _duties(self) -> dict[bytes, WorkDuty]:
@@ -292,6 +296,8 @@ class Containers:
                 secrets = UNREAD if sealed is not None and sealed.size_bytes else NO_SECRETS
                 request = request_of(spec, spec.schedule.total_steps, secrets)
                 facts = await self._backend.check(request)
+                if limits_of(facts) & spec.refused_limits & MachineLimit.UNISOLATED:
+                    raise ContainerRefused("this cluster isolates no container, and the task does not allow that")
                 lack = await self.offers.lack(task, request)
                 why = self._lack_of_room(task, spec, facts.gpus) if lack is None else lack
                 why = why or await trio.to_thread.run_sync(self._lack, spec, request)
@@ -701,6 +707,13 @@ class Containers:
         await trio.to_thread.run_sync(self._files.put, task, known)
         self.live(task).stage = "ended"
         return known
+
+
+def limits_of(facts: EngineFacts) -> int:
+    """Return what the containers of an engine or a cluster lack (R122)."""
+    return (0 if facts.is_isolated else int(MachineLimit.UNISOLATED)) | (
+        0 if facts.has_root else int(MachineLimit.NO_ROOT)
+    )
 
 
 def supply_of(state: Reader, inputs: Inputs, task: bytes) -> Supply:

@@ -274,7 +274,7 @@ def _containers(facts: Facts) -> Iterator[Finding]:
     elif not facts.container_isolated:
         yield Finding(
             "containers", Verdict.WARNING,
-            f"{facts.container_engine}, unisolated: network policies have no effect",
+            f"{facts.container_engine}, unisolated: no policy has an effect; tasks must allow that",
             "install a network plugin that enforces policies",
         )  # fmt: skip
     elif facts.container_cluster:

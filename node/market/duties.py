@@ -563,6 +563,7 @@ class DutyService:
             partial(
                 describe_machine, containers=self._lends_containers,
                 egress=self.containers is not None and self.containers.egress.is_open,
+                limits=0 if self.containers is None else self.containers.limits,
                 until_ms=stays_until(
                     self._options, self._ledger.head().steady_ms, time.time_ns() // 1_000_000
                 ),

@@ -106,12 +106,13 @@ def stays_until(options: NodeOptions, steady_ms: int, now_ms: int) -> int:
 
 def describe_machine(
     address: bytes, options: NodeOptions, rate: int, *, containers: bool = False, until_ms: int = 0,
-    egress: bool = False,
+    egress: bool = False, limits: int = 0,
 ) -> NodeProfile:  # fmt: skip
     """Return the profile of this machine; blocks for a moment where it asks the driver for its cards.
 
     ``containers``: its engine runs containers of strangers, which it keeps until ``until_ms`` (R104).
     ``egress``: they can reach the names that its owner lets them (R130).
+    ``limits``: what these lack (R122).
     """
     roles = NodeRole(0)
     if "compute" in options.roles:
@@ -121,7 +122,7 @@ def describe_machine(
     if "storage" in options.roles:
         roles |= NodeRole.STORAGE
     if containers and "compute" in options.roles:
-        roles |= NodeRole.CONTAINER
+        roles |= NodeRole.CONTAINER | NodeRole(limits)
         if options.executor.kubernetes.enabled:
             roles |= NodeRole.ONLY_CONTAINERS
     operator, consent = parse_operator(options.registry) or (address, b"")

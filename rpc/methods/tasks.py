@@ -445,7 +445,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                     }
                 )
             ),
-            "interruptible": NUMBER,
+            "allows": NUMBER,
             "optimiser": obj(
                 {
                     "name": STRING,
@@ -479,7 +479,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "metering",
             "checkpoint",
             "sealed",
-            "interruptible",
+            "allows",
         ),
         description="The job; `raw` is what it was created with. Other fields depend on its kind.",
     ),

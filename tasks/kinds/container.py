@@ -6,7 +6,7 @@ Assurance V0: no program, no segments, no state. A step is one second, and a win
 from __future__ import annotations
 
 import re
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -41,11 +41,13 @@ __all__ = [
     "SECRETS_SEALED_BYTES",
     "TICK_S_MAX",
     "TICK_S_MIN",
+    "Allowance",
     "Checkpoint",
     "ContainerPart",
     "ContainerPlan",
     "ExitKind",
     "Image",
+    "MachineLimit",
     "Metering",
     "Mount",
     "MountForm",
@@ -147,6 +149,24 @@ class ExitKind(IntEnum):
     """Its requester stopped it, or its time was used up."""
     IDLE = 7
     """Its counter stood still for ``idle_s`` (R108)."""
+
+
+class Allowance(IntFlag):
+    """What a requester puts up with in a machine; stable numbers."""
+
+    LEAVING = 1
+    """It may leave at any time (R104)."""
+    UNISOLATED = 2
+    """Its containers may reach a network (R122)."""
+
+
+class MachineLimit(IntFlag):
+    """What the containers of a machine lack; bits among those of its roles (``tasks.ledger.registry``)."""
+
+    UNISOLATED = 64
+    """It was not seen that they reach no network."""
+    NO_ROOT = 256
+    """None of them has user 0."""
 
 
 class Image(NamedTuple):
@@ -269,8 +289,8 @@ class ContainerPart(NamedTuple):
     cores: int
     metering: Metering
     checkpoint: Checkpoint | None = None
-    interruptible: int = 1
-    """1: its machine may leave at any time. 0: only a machine that has offered to stay is matched (R104)."""
+    allows: int = int(Allowance.LEAVING)
+    """What its requester puts up with (``Allowance``)."""
     sealed: SealTerms | None = None
 
     @classmethod
@@ -293,7 +313,7 @@ class ContainerPart(NamedTuple):
             ),
             Checkpoint(*[found[f"checkpoint.{name}"] for name in Checkpoint._fields])
             if "checkpoint.path" in found else None,
-            found["interruptible"],
+            found["allows"],
             None if "sealed.salt" not in found
             else SealTerms(*[found[f"sealed.{name}"] for name in SealTerms._fields]),
         )  # fmt: skip
@@ -307,6 +327,21 @@ class ContainerPart(NamedTuple):
     def dataset(self) -> Any:
         """A container has mounts and no rows. Raises UnsupportedJob."""
         raise UnsupportedJob("a container has no data set")
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether its machine may leave at any time; else only one that has offered to stay is matched (R104)."""
+        return bool(self.allows & Allowance.LEAVING)
+
+    @property
+    def refused(self) -> MachineLimit:
+        """The limits that a machine of this container may not have (R122)."""
+        found = MachineLimit(0)
+        if not self.allows & Allowance.UNISOLATED:
+            found |= MachineLimit.UNISOLATED
+        if self.process.user == 0:
+            found |= MachineLimit.NO_ROOT
+        return found
 
     @property
     def is_private(self) -> bool:
@@ -342,7 +377,7 @@ class ContainerPart(NamedTuple):
             list(self.image), [list(command), list(environment), user, *([[*egress]] if egress else ())],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
             [*self.metering[:-1], list(self.metering.again)],
-            [] if self.checkpoint is None else list(self.checkpoint), self.interruptible,
+            [] if self.checkpoint is None else list(self.checkpoint), self.allows,
             [] if self.sealed is None else list(self.sealed),
         ]  # fmt: skip
 
@@ -367,14 +402,14 @@ CONTAINER_FIELDS: Final = KindFields(
     fields=(
         ("image", list, Image._fields), ("process", list, Process._fields), ("storage", list, Storage._fields),
         ("cores", int, ()), ("metering", list, Metering._fields), ("checkpoint", list, Checkpoint._fields),
-        ("interruptible", int, ()), ("sealed", list, SealTerms._fields),
+        ("allows", int, ()), ("sealed", list, SealTerms._fields),
     ),
     ranges={
         "process.user": (0, USER_MAX), "cores": (1, CORES_MAX),
         "storage.output_bytes_max": (0, OUTPUT_BYTES_MAX), "storage.disk_mib": (DISK_MIB_MIN, DISK_MIB_MAX),
         "metering.grace_s": (GRACE_S_MIN, GRACE_S_MAX), "metering.retries": (0, RETRIES_MAX),
         "checkpoint.every_s": (CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
-        "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "interruptible": (0, 1),
+        "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "allows": (0, int(max(Allowance)) * 2 - 1),
         "metering.idle_s": (0, IDLE_S_MAX),
         "sealed.is_private": (0, 1), "sealed.size_bytes": (0, SECRETS_SEALED_BYTES[-1]),
     },

@@ -73,6 +73,8 @@ class _Wanted(Protocol):
     @property
     def egress(self) -> tuple[str, ...]: ...
     @property
+    def refused(self) -> int: ...
+    @property
     def barred(self) -> frozenset[bytes]: ...
 
 
@@ -97,6 +99,8 @@ class _Offered(Protocol):
     def egress(self) -> tuple[str, ...]: ...
     @property
     def takes_all_kinds(self) -> bool: ...
+    @property
+    def limits(self) -> int: ...
 
 
 _Ask = TypeVar("_Ask", bound=_Offered)
@@ -121,6 +125,11 @@ class AskIndex(Generic[_Ask]):
             for pattern in ask.egress:
                 self._of_pattern[pattern] = self._of_pattern.get(pattern, 0) | 1 << at
         self._of_all_kinds = sum(1 << at for at, ask in enumerate(asks) if ask.takes_all_kinds)
+        self._limited: dict[int, int] = {}
+        """The asks that have limits, by the limits: a few sets, however many asks there are."""
+        for at, ask in enumerate(asks):
+            if ask.limits:
+                self._limited[ask.limits] = self._limited.get(ask.limits, 0) | 1 << at
 
     def at_most(self, price: int) -> int:
         """Return the asks of ``price`` or less."""
@@ -135,6 +144,9 @@ class AskIndex(Generic[_Ask]):
             found &= self._of_all_kinds
         for entry in bid.egress if found else ():
             found &= self._letting_reach(entry)
+        if bid.refused:
+            for limits, having in self._limited.items():
+                found &= ~having if limits & bid.refused else -1
         if found:
             for machine in bid.barred:
                 at = self.number.get(machine)

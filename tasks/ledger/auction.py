@@ -35,6 +35,7 @@ class Ask(NamedTuple):
     first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
     runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time. ``egress`` are
     patterns of the names that containers may reach there. Without ``takes_all_kinds`` it takes containers alone.
+    ``limits`` are bits of what its containers lack.
     """
 
     machine: bytes
@@ -51,13 +52,17 @@ class Ask(NamedTuple):
     until_ms: int = 0
     egress: tuple[str, ...] = ()
     takes_all_kinds: bool = True
+    limits: int = 0
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns, all_kinds = self
-        _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms, names = (
-            bid
-        )
+        (
+            machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns, all_kinds, limits,
+        ) = self  # fmt: skip
+        (
+            _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms,
+            names, refused,
+        ) = bid  # fmt: skip
         return (
             gpus >= least_gpus
             and memory_mib >= least_mib
@@ -65,6 +70,7 @@ class Ask(NamedTuple):
             and host_cores >= least_cores
             and until_ms >= stays_ms
             and (least_cores > 0 or all_kinds)
+            and not limits & refused
             and machine not in barred
             and all(is_covered(name, patterns) for name in names)
         )
@@ -77,7 +83,8 @@ class Bid(NamedTuple):
     that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
     one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
     of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs. A machine
-    must have offered to stay until ``until_ms``, and let containers reach the names in ``egress``.
+    must have offered to stay until ``until_ms``, let containers reach the names in ``egress``, and have none of
+    the ``refused`` limits.
     """
 
     task: bytes
@@ -96,6 +103,7 @@ class Bid(NamedTuple):
     host_cores: int = 0
     until_ms: int = 0
     egress: tuple[str, ...] = ()
+    refused: int = 0
 
 
 class Match(NamedTuple):

@@ -25,7 +25,16 @@ from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot, host_cores, takes_all_kinds
+from tasks.ledger.matching import (
+    Checkers,
+    Miss,
+    draw_weighted,
+    free_slots,
+    has_slot,
+    host_cores,
+    limits_of,
+    takes_all_kinds,
+)
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
@@ -241,7 +250,7 @@ class _Call:
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
             balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
             reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
-            profile.until_ms, profile.egress, takes_all_kinds(profile),
+            profile.until_ms, profile.egress, takes_all_kinds(profile), limits_of(profile),
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:
@@ -251,6 +260,7 @@ class _Call:
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
             frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
             rate_max=case.spec.rate_max, until_ms=stay_of(case), egress=case.spec.egress,
+            refused=case.spec.refused_limits,
         )  # fmt: skip
         if record.is_metered and case.spec.is_quorum:
             return self._bid_of_quorum(case, bid)

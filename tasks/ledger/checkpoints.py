@@ -55,7 +55,7 @@ def stays_until_ms(spec: JobSpec, seconds: int, now_ms: int, parameters: TaskPar
 
     ``seconds`` of the task are counted. The time to accept and to prepare comes before the rest.
     """
-    if not spec.is_metered or container_of(spec).interruptible:
+    if not spec.is_metered or container_of(spec).is_interruptible:
         return 0
     left_s = max(0, spec.schedule.total_steps - seconds)
     return now_ms + parameters.accept_ms + parameters.prepare_ms + 1000 * left_s

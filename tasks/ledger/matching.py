@@ -9,6 +9,7 @@ from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
+from tasks.kinds.container import MachineLimit
 from tasks.kinds.egress import is_covered
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
@@ -40,6 +41,7 @@ __all__ = [
     "host_cores",
     "is_paused",
     "lets_reach",
+    "limits_of",
     "may_admit",
     "parties_of",
     "race",
@@ -285,6 +287,11 @@ def takes_all_kinds(profile: NodeProfile) -> bool:
     return not profile.roles & NodeRole.ONLY_CONTAINERS
 
 
+def limits_of(profile: NodeProfile) -> int:
+    """Return what the containers of a machine lack, as bits (R122)."""
+    return int(profile.roles) & int(MachineLimit.UNISOLATED | MachineLimit.NO_ROOT)
+
+
 def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
     """Tell whether a machine is what a job requires, at a price that it pays, and offers to stay ``until_ms``."""
     wanted = spec.requirements
@@ -296,6 +303,7 @@ def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
         and host_cores(profile) >= spec.host_cores
         and profile.until_ms >= until_ms
         and lets_reach(profile, spec.egress)
+        and not profile.roles & spec.refused_limits
         and not (wanted.gpus > 1 and is_limited(profile))
         and (spec.host_cores > 0 or takes_all_kinds(profile))
     )

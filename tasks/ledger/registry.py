@@ -20,6 +20,7 @@ from state.primitives.receipts import Event, EventType
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import NodeUnknown
+from tasks.kinds.container import MachineLimit
 from tasks.kinds.egress import egress_fault
 from tasks.ledger.deadlines import WAKE_SLOT, Due, schedule
 from tasks.ledger.parameters import TaskParameters
@@ -104,8 +105,13 @@ class NodeRole(IntFlag):
     """It runs containers of strangers (R93). Only with COMPUTE has it an effect."""
     ONLY_CONTAINERS = 128
     """It takes no other jobs (R124): what it offers is a cluster's, where they would not run."""
+    UNISOLATED = int(MachineLimit.UNISOLATED)
+    """Its containers may reach a network: a container must allow that (R122)."""
+    NO_ROOT = int(MachineLimit.NO_ROOT)
+    """None of its containers has user 0 (R122)."""
 
 
+_ROLES: Final = sum(NodeRole)
 _INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY, NodeRole.STORAGE)
 
 
@@ -261,7 +267,7 @@ def profile_from_value(value: Any) -> NodeProfile:
             int(slots), int(notice), list(endpoints), str(version), bytes(consent), *rest,
         ] if (
             _is_tail(rest) and
-            len(operator) == ADDRESS_BYTES and 0 < roles < 256 and len(gpus) <= GPUS_MAX
+            len(operator) == ADDRESS_BYTES and roles > 0 and not roles & ~_ROLES and len(gpus) <= GPUS_MAX
             and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
             and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
             and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)

@@ -22,9 +22,10 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.container import MachineLimit
 from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.matching import host_cores, is_paused, lets_reach, takes_all_kinds
+from tasks.ledger.matching import host_cores, is_paused, lets_reach, limits_of, takes_all_kinds
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
@@ -248,7 +249,7 @@ def look_out(
     nodes = _machines(state)
     found = [node for node in nodes[:MACHINES_MAX] if node.profile.roles & NodeRole.COMPUTE]
     reasons = [_why_not(node, spec, now_ms, parameters, excluded) for node in found]
-    capable = [node for node, why in zip(found, reasons, strict=True) if why != "lacks"]
+    capable = [node for node, why in zip(found, reasons, strict=True) if why not in _INCAPABLE]
     counts = Counter(reasons)
     free = counts.pop("", 0)
     return Outlook(
@@ -272,6 +273,7 @@ def _why_not(
 ) -> str:
     """Return the first thing that keeps a machine from a job, what lasts before what passes; empty for nothing."""
     wanted, profile = spec.requirements, node.profile
+    limits = limits_of(profile) & spec.refused_limits
     if (
         len(profile.gpus) < wanted.gpus
         or profile.memory_mib < wanted.memory_mib
@@ -283,6 +285,8 @@ def _why_not(
         or not (spec.host_cores or takes_all_kinds(profile))
     ):
         return "lacks"
+    if limits:
+        return "unisolated" if limits & MachineLimit.UNISOLATED else "no_root"
     if profile.price_per_tera_unit > spec.max_price_per_tera_unit:
         return "price"
     if node.address in excluded:
@@ -298,8 +302,11 @@ def _why_not(
     return "busy" if node.busy_slots >= min(profile.slots, parameters.slots_max) else ""
 
 
+_INCAPABLE: Final = ("lacks", "unisolated", "no_root")
 _WHY: Final = {
     "lacks": "without what the job requires",
+    "unisolated": "whose containers may reach a network (`allow: [unisolated]` takes them too)",
+    "no_root": "that run no container as user 0",
     "price": "above its highest price",
     "left": "that has left this task, which is for ever",
     "retiring": "retiring",
@@ -322,7 +329,9 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
             f"no machine runs containers with {spec.host_cores} cores, {wanted.gpus} GPUs, {wanted.memory_mib} MiB"
             f" and a rate from {wanted.rate_min} to {spec.rate_max}; {_rates_told(outlook.host_rates)}"
         )
-        if not container_of(spec).interruptible:
+        if limited := [f"{outlook.why[name]} {_WHY[name]}" for name in _INCAPABLE[1:] if name in outlook.why]:
+            text += f"; beside these there are {' and '.join(limited)}"
+        if not container_of(spec).is_interruptible:
             text += "; it must have offered to stay until the end of the job (`interruptible: true` needs no such)"
         if spec.egress:
             text += f"; its owner must let containers reach {', '.join(spec.egress)} ({_reached_told(outlook)})"

@@ -31,6 +31,7 @@ from tasks.kinds.container import (
     TICK_S_MAX,
     TICK_S_MIN,
     USER_MAX,
+    Allowance,
     Checkpoint,
     ContainerPart,
     Image,
@@ -53,9 +54,11 @@ _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
     "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries", "retry_codes",
-    "checkpoint", "interruptible", "deterministic", "idle_minutes", "progress_pattern", "private", "secrets",
-    "registry", "egress",
+    "checkpoint", "interruptible", "allow", "deterministic", "idle_minutes", "progress_pattern", "private",
+    "secrets", "registry", "egress",
 )  # fmt: skip
+ALLOWED: Final = {"unisolated": Allowance.UNISOLATED}
+"""What ``allow`` may name."""
 SECRETS_MAX: Final = 64
 SOURCES: Final = ("env", "file", "keyring")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -182,7 +185,7 @@ def containing_of(fields: JobFields) -> ContainerRequest:
         metering = metering._replace(name=METER_PROGRESS)
     part = ContainerPart(
         image, process, storage, _bounded(fields, "cores", 1, 1, CORES_MAX), metering, checkpoint,
-        int(_interruptible(fields)),
+        _allows(fields),
     )  # fmt: skip
     settings = ContainerSettings(
         part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
@@ -278,12 +281,15 @@ def _checkpoint(fields: JobFields) -> Checkpoint | None:
     return Checkpoint(value["path"], every_s, max_mib * MIB)
 
 
-def _interruptible(fields: JobFields) -> bool:
-    """Return whether a machine may leave when its owner wishes."""
+def _allows(fields: JobFields) -> int:
+    """Return what is put up with: a machine that leaves when its owner wishes, one that does not isolate."""
     value = fields.value("interruptible") if fields.has("interruptible") else True
     if type(value) is not bool:
         raise fields.wrong("interruptible", "interruptible: true or false expected")
-    return value
+    allowed = fields.listed("allow") or []
+    if any(type(one) is not str or one not in ALLOWED for one in allowed) or len(set(allowed)) != len(allowed):
+        raise fields.wrong("allow", f"allow: a list of {', '.join(ALLOWED)} expected, each once")
+    return int(sum(ALLOWED[one] for one in allowed)) + int(Allowance.LEAVING if value else 0)
 
 
 def _bounded(fields: JobFields, name: str, otherwise: int, least: int, most: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from node.home.options import KubernetesOptions
-from tasks.kinds.container import ExitKind, Image
+from tasks.kinds.container import Allowance, ExitKind, Image
 from tasks.ledger.lifecycle import Phase
 from tests.kubernetes.machine import Cluster
 from tests.node.market.test_containers import INPUT, TICK_S, Lending
@@ -29,7 +29,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 class Clustered(Lending):
-    """One machine that lends a cluster."""
+    """One machine that lends a cluster which enforces no policy."""
+
+    allows = int(Allowance.LEAVING | Allowance.UNISOLATED)
 
     def __init__(self, world: World, cluster: Cluster) -> None:
         self.world, self.cluster = world, cluster

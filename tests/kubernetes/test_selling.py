@@ -66,6 +66,9 @@ class Provider(Clustered):
         keep_rate(self.machine.home.rate, RATE_MIN)
         await nursery.start(self.machine.run)
         await self.world.mint_until(lambda: self.profile is not None and self.profile.cores > 0, timeout_s=60)
+        assert self.profile is not None
+        lacks = NodeRole.UNISOLATED | NodeRole.NO_ROOT
+        assert self.profile.roles & lacks == lacks, "this cluster enforces no policy, and no pod has user 0"
 
     @property
     def profile(self) -> NodeProfile | None:
@@ -74,8 +77,9 @@ class Provider(Clustered):
 
     async def order(self, text: str, *, gpus: int = 0, cores: int = 1, ticks: int = 6) -> bytes:
         part = ContainerPart(
-            self.image(), Process(("/bin/sh", "-c", text), (), 65_534), Storage((), "", 0, 32), cores, RESERVED
-        )
+            self.image(), Process(("/bin/sh", "-c", text), (), 65_534), Storage((), "", 0, 32), cores, RESERVED,
+            allows=self.allows,
+        )  # fmt: skip
         spec = container_job(
             part, ticks=ticks, tick_s=TICK_S, max_price_per_tera_unit=PRICE,
             requirements=Requirements(gpus, 64, RATE_MIN), match_ms=30_000_000,

@@ -9,7 +9,7 @@ from billing.prices import work_price_up
 from node.cli.output import counted, show_amount
 from tasks.executor.resource_needs import needs_of
 from tasks.kinds.classifier import KIND_TRAIN
-from tasks.kinds.container import KIND_CONTAINER
+from tasks.kinds.container import KIND_CONTAINER, MachineLimit
 from tasks.kinds.embed import KIND_EMBED
 from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
@@ -141,7 +141,11 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
         "network": ", ".join(part.process.egress) or "none",
         "output": f"{output}, {part.storage.output_bytes_max} bytes at most" if output else "none",
         "machine": f"{counted(part.cores, 'core')}, {counted(wanted.gpus, 'GPU')}, {wanted.memory_mib} MiB, "
-        f"rate {wanted.rate_min} to {spec.rate_max}",
+        f"rate {wanted.rate_min} to {spec.rate_max}"
+        + (", user 0 (clusters have none)" if part.refused & MachineLimit.NO_ROOT else ""),
+        "isolation": "by machines alone that keep it from networks"
+        if part.refused & MachineLimit.UNISOLATED
+        else "not needed: clusters are asked too where it may reach their network",
         "time": f"{counted(spec.windows, 'tick')} of {counted(spec.tick_s, 'second')} at most",
         "an hour costs, at most": show_amount(
             work_price_up(3_600 * spec.step_units, spec.max_price_per_tera_unit)

@@ -102,6 +102,8 @@ class EngineFacts:
     """Whether it was seen that containers reach no network."""
     closed: str = ""
     """Why no container here can reach names through the node, empty if nothing is known against it."""
+    has_root: bool = True
+    """Whether a container may have user 0."""
 
 
 @dataclass(frozen=True)

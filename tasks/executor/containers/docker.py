@@ -178,7 +178,8 @@ class DockerBackend:
         """Tell what the engine grants. Raises EngineUnavailable."""
         facts = await engine_facts(self._engine)
         closed = await trio.to_thread.run_sync(why_not_entered, self._engine.socket)
-        self._facts = replace(facts, gpus=len(self._options.gpus), closed=closed)
+        has_root = self._options.root_allowed or facts.has_user_namespace
+        self._facts = replace(facts, gpus=len(self._options.gpus), has_root=has_root, closed=closed)
         return self._facts
 
     async def _granted(self) -> EngineFacts:

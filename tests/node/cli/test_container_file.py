@@ -27,7 +27,7 @@ from rpc.client.results import TaskQuote
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError
 from state.primitives.manifests import manifest_of
-from tasks.kinds.container import MountForm
+from tasks.kinds.container import MachineLimit, MountForm
 from tasks.kinds.folders import unpack
 from tasks.ledger.screening import check_start, kind_objections
 from tasks.ledger.transitions import CREATE_TASK
@@ -139,6 +139,9 @@ def test_a_person_is_told_that_nothing_is_proven_and_what_an_hour_costs(folder: 
         ("tick_s: 30", "tick_s: 5", "tick_s: a whole number of 10 or more", 12),
         ("cores: 2", "core: 2", "did you mean cores", 13),
         ("cores: 2", "deterministic: 1", "deterministic: true or false", 13),
+        ("cores: 2", "allow: unisolated", "allow:", 13),
+        ("cores: 2", "allow: [everything]", "allow: a list of unisolated", 13),
+        ("cores: 2", "allow: [unisolated, unisolated]", "allow: a list of unisolated", 13),
         ("gpus: 1", "gpus: 99", "gpus:", 14),
         ("rate: 7000000000", "rate: 0", "rate: work units", 15),
         ("  - {source: data, path: /data}", "  - {source: data}", "mounts: a list of", 6),
@@ -171,6 +174,21 @@ def test_the_template_is_a_file_that_reads(folder: Path) -> None:
     job = made(folder, template("container"))
     part = container_of(job.spec)
     assert (job.spec.windows, part.metering.grace_s, part.process.user) == (60, 120, 65_534)
+
+
+def test_what_is_allowed_of_a_machine_is_read_and_told(folder: Path) -> None:
+    for text, allows, refused in (
+        ("", 1, MachineLimit.UNISOLATED), ("allow: [unisolated]\n", 3, MachineLimit(0)),
+        ("allow: [unisolated]\ninterruptible: false\n", 2, MachineLimit(0)),
+        ("allow: []\n", 1, MachineLimit.UNISOLATED),
+    ):  # fmt: skip
+        job = made(folder, FILE + text)
+        part = container_of(job.spec)
+        assert (part.allows, part.refused) == (allows, refused | MachineLimit.NO_ROOT), "user 0 is asked for"
+        told = told_job(job)
+        assert "user 0 (clusters have none)" in told["machine"]
+        assert ("clusters are asked too" in told["isolation"]) == (allows > 1)
+        assert spec_from_json(spec_to_json(job.spec)) == job.spec
 
 
 def test_a_container_is_written_and_read_as_json(folder: Path) -> None:

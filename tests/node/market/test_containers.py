@@ -24,7 +24,17 @@ from state.primitives.errors import DecodeError
 from state.view.accounts import load_account
 from tasks.custody.wraps import public_key_of
 from tasks.executor.containers.log_entries import LogPlace
-from tasks.kinds.container import ContainerPart, ExitKind, Image, Metering, Mount, MountForm, Process, Storage
+from tasks.kinds.container import (
+    Allowance,
+    ContainerPart,
+    ExitKind,
+    Image,
+    Metering,
+    Mount,
+    MountForm,
+    Process,
+    Storage,
+)
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
 from tasks.ledger.records import TaskRecord, load_task
@@ -90,6 +100,9 @@ class Lending:
             sending.start_soon(self.world.wallet(number).send, kind, payload)
             await self.world.mint_until(lambda: not sending.child_tasks)
 
+    allows = int(Allowance.LEAVING)
+    """What tasks put up with."""
+
     def image(self) -> Image:
         """Return the image of tasks."""
         return Image(REPOSITORY, bytes.fromhex(self.lent.image_id.removeprefix("sha256:")))
@@ -103,7 +116,7 @@ class Lending:
         part = ContainerPart(
             image, Process(("/bin/sh", "-c", script), (), 65_534, egress),
             Storage((Mount("/input", blob, len(INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
-            metering,
+            metering, allows=self.allows,
         )  # fmt: skip
         spec = container_job(
             part, ticks=ticks, tick_s=TICK_S, max_price_per_tera_unit=PRICE,

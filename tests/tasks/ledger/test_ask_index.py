@@ -43,7 +43,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
             *draw(NEEDS), draw(st.integers(80, 120)), draw(st.integers(0, 1)), bytes([at]),
             bytes([draw(st.integers(1, 4))]), draw(st.sampled_from([0, 0, 4, 8])),
             draw(st.sampled_from([0, 5, 9])), draw(st.sampled_from([(), (), ("*.b.c:1",), ("*:1", "a.b.c:1")])),
-            draw(st.booleans()),
+            draw(st.booleans()), draw(st.sampled_from([0, 0, 64, 256, 320])),
         )
         for at in range(1, 1 + draw(st.integers(0, 12)))
     ]  # fmt: skip
@@ -55,6 +55,7 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
             rate_max=least + draw(st.sampled_from([1000, 1000, 15])),
             host_cores=draw(st.sampled_from([0, 0, 4, 6])), until_ms=draw(st.sampled_from([0, 0, 0, 6])),
             egress=draw(st.sampled_from([(), (), (), ("a.b.c:1",), ("*.b.c:1", "b.c:1")])),
+            refused=draw(st.sampled_from([0, 64, 64, 320])),
         )  # fmt: skip
         members = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
         if members:

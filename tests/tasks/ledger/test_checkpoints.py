@@ -307,7 +307,7 @@ def until(world: World, worker: bytes, until_ms: int) -> str | None:
 def test_a_job_that_nobody_may_leave_waits_for_a_machine_that_stays() -> None:
     world = World()
     first, second = host(world, 1), host(world, 2)
-    task = world.create(job(interruptible=0))
+    task = world.create(job(allows=0))
     some_blocks(world)
     assert not world.task(task).worker
     assert until(world, first, world.time_ms + 60_000) is None  # not long enough

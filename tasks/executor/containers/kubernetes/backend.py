@@ -237,7 +237,7 @@ class KubernetesBackend:
             missing.append(f"enforced network policies: {why} (executor.kubernetes.unisolated_allowed)")
         self._facts = EngineFacts(
             f"Kubernetes {version}", tuple(missing), False, inventory is not None and inventory.sold.gpus > 0,
-            gpus=self._options.gpus, is_isolated=is_isolated,
+            gpus=self._options.gpus, is_isolated=is_isolated, has_root=False,
             about="" if inventory is None else about(inventory, self._options.gpu_resource),
         )  # fmt: skip
         return self._facts
