@@ -31,7 +31,7 @@ WORKER: Final = "worker-0"
 STORAGE: Final = "dekube-chart"
 LOOPBACK: Final = "127.0.0.1"
 HELM_S: Final = 600
-UP_S: Final = 60
+UP_S: Final = 240
 CHAIN: Final = {
     "chain.epoch_blocks": 10_000, "chain.block_interval_ms_min": 300, "consensus.block_interval_ms": 300,
     "consensus.idle_ms": 100, "consensus.leader_ms": 1_000, "consensus.advance_ms": 2_000, "tasks.call_ms": 0,
@@ -164,6 +164,8 @@ def image_for(cluster: Cluster) -> dict[str, str]:
 @contextmanager
 def released(cluster: Cluster, net: Network, folder: Path) -> Iterator[Release]:
     """Yield the chart installed for the worker of a network; its namespace goes with the block."""
+    if not cluster.is_own and "(default)" not in cluster.kubectl("get", "storageclasses", "--no-headers"):
+        pytest.skip("THIS CLUSTER HAS NO DEFAULT STORAGE CLASS: NO VOLUME FOR THE HOME OF A NODE")
     release = Release(cluster, folder, values_for(cluster, net))
     home = folder / "volume"
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}

@@ -16,6 +16,7 @@ from rpc.client import Client
 from tests.cluster.network import Network, run_here, wait_for
 from tests.kubernetes.chart import POD, RELEASE, WORKER, Release, chain_for, released
 from tests.kubernetes.machine import Cluster
+from tests.kubernetes.node_image import HOME
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes]
 SCRIPT = "echo begun; cat /in/text > /output/copy; sleep 20; echo done"
@@ -33,6 +34,30 @@ def test_the_chart_runs_a_node_that_takes_a_task_and_shows_no_key(cluster: Clust
         check_doctor(release)
         release.helm("uninstall", RELEASE, "--wait")
         assert release.kubectl("get", "pvc", "-o", "name").split() == [f"persistentvolumeclaim/home-{POD}"]
+
+
+@pytest.mark.nightly
+def test_an_upgrade_goes_on_with_the_same_home(cluster: Cluster, tmp_path: Path) -> None:
+    with chain_for(cluster, tmp_path / "net") as net, released(cluster, net, tmp_path) as release:
+        wait_for(lambda: height(release) > 0, "the pod's node follows the chain", patience_s=RUN_S)
+        home, pod, before = secret_of_home(release), uid(release), height(release)
+        release.values["config"]["log"] = {"level": "debug"}
+        release.install()
+        assert uid(release) != pod and secret_of_home(release) == home
+        assert 'log.level = "debug"' in release.kubectl(
+            "exec", POD, "-c", "node", "--", "cat", f"{HOME}/config.toml"
+        )
+        assert height(release) >= before
+
+
+def height(release: Release) -> int:
+    told = release.dekube("status", "--home", HOME, "--json", check=False)
+    return int(json.loads(told)["height"]) if told else 0
+
+
+def secret_of_home(release: Release) -> str:
+    """Return a hash of what the node drew for its home at its first start."""
+    return release.kubectl("exec", POD, "-c", "node", "--", "sha256sum", f"{HOME}/keys/node-secret")
 
 
 def take_a_task(release: Release, net: Network, folder: Path) -> str:
@@ -53,10 +78,10 @@ def take_a_task(release: Release, net: Network, folder: Path) -> str:
     )  # fmt: skip
     try:
         (container,) = wait_for(lambda: running(release), "the container runs", patience_s=RUN_S)
-        before = release.kubectl("get", "pod", POD, "-o", "jsonpath={.metadata.uid}")
+        before = uid(release)
         release.kubectl("delete", "pod", POD, "--grace-period=0", "--force")
         assert running(release) == [container]
-        wait_for(lambda: is_another(release, before), "the node's pod is made anew", patience_s=RUN_S)
+        wait_for(lambda: uid(release) not in ("", before), "the node's pod is made anew", patience_s=RUN_S)
         said, _ = watched.communicate(timeout=2 * RUN_S)
     except BaseException:
         watched.terminate()
@@ -82,9 +107,8 @@ def running(release: Release) -> list[str]:
     ).split()  # fmt: skip
 
 
-def is_another(release: Release, before: str) -> bool:
-    found = release.kubectl("get", "pod", POD, "-o", "jsonpath={.metadata.uid}", check=False)
-    return bool(found) and found != before
+def uid(release: Release) -> str:
+    return release.kubectl("get", "pod", POD, "-o", "jsonpath={.metadata.uid}", check=False)
 
 
 def check_result(net: Network, task: str, folder: Path) -> None:
@@ -117,7 +141,7 @@ def check_no_key_is_shown(release: Release, net: Network, volume: Path) -> None:
 
 def check_doctor(release: Release) -> None:
     """The doctor in the pod names each right that its account loses."""
-    assert "none are lent" not in release.dekube("worker", "doctor", "--home", "/home/dekube", check=False)
+    assert "none are lent" not in release.dekube("worker", "doctor", "--home", HOME, check=False)
     role = json.loads(
         release.kubectl("get", "clusterroles", "-l", "app.kubernetes.io/name=dekube-node", "-o", "json")
     )
@@ -126,5 +150,5 @@ def check_doctor(release: Release) -> None:
     release.kubectl(
         "patch", "clusterrole", role["metadata"]["name"], "--type=merge", "-p", json.dumps({"rules": rules})
     )
-    told = release.dekube("worker", "doctor", "--home", "/home/dekube", check=False)
+    told = release.dekube("worker", "doctor", "--home", HOME, check=False)
     assert "the right to create pods/exec" in " ".join(told.split()), told
