@@ -33,9 +33,9 @@ class Clustered(Lending):
 
     allows = int(Allowance.LEAVING | Allowance.UNISOLATED)
 
-    def __init__(self, world: World, cluster: Cluster) -> None:
+    def __init__(self, world: World, cluster: Cluster, number: int = 1) -> None:
         self.world, self.cluster = world, cluster
-        self.machine = Machine(world, 1, "compute")
+        self.machine = Machine(world, number, "compute")
         lent = KubernetesOptions(
             enabled=True, kubeconfig=str(cluster.kubeconfig), unisolated_allowed=True,
             helper_image=f"{cluster.repository}@sha256:{cluster.digest.hex()}",

@@ -13,20 +13,21 @@ import pytest
 import trio
 
 import node.market.cluster_offers
+import tasks.executor.containers.kubernetes.backend
 import tasks.executor.containers.kubernetes.manifests
 import tasks.executor.containers.kubernetes.selling
 from node.home.options import RegistryOptions
 from node.market.machine import keep_rate
 from state.view.accounts import load_account
-from tasks.kinds.container import ContainerPart, ExitKind, Process, Storage
+from tasks.kinds.container import ContainerPart, ExitKind, Metering, Process, Storage
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.registry import NodeProfile, NodeRole, load_node
+from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import Requirements, container_job, encode_spec
 from tests.kubernetes.machine import Cluster, script
 from tests.kubernetes.test_chain import Clustered
-from tests.node.market.test_containers import PRICE, RATE_MIN, REQUESTER, RESERVED, TICK_S
-from tests.node.world import World, world_with
+from tests.node.market.test_containers import PRICE, RATE_MIN, REQUESTER, TICK_S
+from tests.node.world import COIN, World, world_with
 from tests.p2p.helpers import account
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes]
@@ -37,6 +38,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(node.market.cluster_offers, "LOOK_S", 0.5)
     monkeypatch.setattr(node.market.cluster_offers, "GROW_S", 1.0)
     monkeypatch.setattr(tasks.executor.containers.kubernetes.selling, "KNOWN_S", 0.5)
+    monkeypatch.setattr(tasks.executor.containers.kubernetes.selling, "TAKING_SHARE", 1)
+    monkeypatch.setattr(tasks.executor.containers.kubernetes.backend, "are_policies_enforced", not_looked_at)
     if (os.cpu_count() or 1) < 4:  # two containers of one core each have room on a machine of two cores
         monkeypatch.setattr(tasks.executor.containers.kubernetes.manifests, "HELPER_MILLICORES", 0)
     made = world_with(tmp_path, monkeypatch, {"tasks.decline_ms": 1_000})
@@ -44,16 +47,17 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.store.close()
 
 
+async def not_looked_at(*_: object) -> tuple[bool, str]:
+    """Stand in for the canary pods, which take a while and have their own test."""
+    return False, "not looked at by this test"
+
+
 class Provider(Clustered):
     """A node that registers by itself and sells what the cluster has."""
 
     def __init__(self, world: World, cluster: Cluster, number: int = 1, **options: Any) -> None:
-        super().__init__(world, cluster)
-        if number != 1:
-            self.machine = type(self.machine)(world, number, "compute")
+        super().__init__(world, cluster, number)
         lent = replace(self.machine.options.executor.kubernetes, **options)
-        if number != 1:
-            lent = replace(Clustered(world, cluster).machine.options.executor.kubernetes, **options)
         executor = replace(self.machine.options.executor, kubernetes=lent)
         self.machine.options = replace(
             self.machine.options, executor=executor, registry=RegistryOptions(auto_register=True)
@@ -65,20 +69,30 @@ class Provider(Clustered):
         self.machine.home.rate.parent.mkdir(parents=True, exist_ok=True)
         keep_rate(self.machine.home.rate, RATE_MIN)
         await nursery.start(self.machine.run)
-        await self.world.mint_until(lambda: self.profile is not None and self.profile.cores > 0, timeout_s=60)
-        assert self.profile is not None
+        await self.world.mint_until(lambda: self.record_of_machine is not None, timeout_s=60)
         lacks = NodeRole.UNISOLATED | NodeRole.NO_ROOT
         assert self.profile.roles & lacks == lacks, "this cluster enforces no policy, and no pod has user 0"
 
     @property
-    def profile(self) -> NodeProfile | None:
-        found = load_node(self.world.store, self.machine.wallet.address)
-        return None if found is None else found.profile
+    def record_of_machine(self) -> NodeRecord | None:
+        """What the registry knows of the machine."""
+        return load_node(self.world.store, self.machine.wallet.address)
+
+    @property
+    def profile(self) -> NodeProfile:
+        """What the machine offers."""
+        found = self.record_of_machine
+        assert found is not None
+        return found.profile
+
+    async def offering(self, cores: int) -> None:
+        """Wait until so many cores are offered."""
+        await self.world.mint_until(lambda: self.profile.cores == cores, timeout_s=60)
 
     async def order(self, text: str, *, gpus: int = 0, cores: int = 1, ticks: int = 6) -> bytes:
         part = ContainerPart(
-            self.image(), Process(("/bin/sh", "-c", text), (), 65_534), Storage((), "", 0, 32), cores, RESERVED,
-            allows=self.allows,
+            self.image(), Process(("/bin/sh", "-c", text), (), 65_534), Storage((), "", 0, 32), cores,
+            Metering("reserved", 3_600, 8), allows=self.allows,
         )  # fmt: skip
         spec = container_job(
             part, ticks=ticks, tick_s=TICK_S, max_price_per_tera_unit=PRICE,
@@ -114,7 +128,7 @@ async def test_six_tasks_share_two_gpus(world: World, cluster: Cluster) -> None:
         async with trio.open_nursery() as nursery:
             await lending.begin(nursery)
             profile = lending.profile
-            assert profile is not None and profile.roles & NodeRole.ONLY_CONTAINERS
+            assert profile.roles & NodeRole.ONLY_CONTAINERS
             assert (len(profile.gpus), profile.gpus[0].model, profile.slots) == (2, "nvidia.com/gpu", 2)
             tasks = [await lending.order("sleep 2; echo done", gpus=1) for _ in range(6)]
             most = 0
@@ -135,3 +149,43 @@ async def test_six_tasks_share_two_gpus(world: World, cluster: Cluster) -> None:
             nursery.cancel_scope.cancel()
     finally:
         script("gpus", "0")
+
+
+async def test_n55_the_owners_work_comes_first_and_a_cordoned_machine_is_not_offered(
+    world: World, cluster: Cluster
+) -> None:
+    if not cluster.is_own:
+        pytest.skip("a cluster of somebody else is not filled, nor are its machines cordoned")
+    first, second = Provider(world, cluster), Provider(world, cluster, 2)
+    try:
+        async with trio.open_nursery() as nursery:
+            await first.begin(nursery)
+            whole = first.profile.cores
+            assert whole > 0
+            task = await first.order("sleep 8; echo done", ticks=30)
+            await world.mint_until(lambda: bool(first.names(running=True)), timeout_s=90)
+            owners_pod(cluster, "owners-work", f"{1_000 * whole - 500}m")
+            await world.mint_until(lambda: bool(first.record(task).excluded), timeout_s=60)
+            await world.mint_until(lambda: not first.names(), timeout_s=60)
+            assert cluster.kubectl("get", "pod", "owners-work", "-o", "jsonpath={.status.phase}") == "Running"
+            left = first.record_of_machine
+            assert left is not None
+            assert (left.failures, left.bad, left.bond) == (0, 0, 10 * COIN), "it is nobody's fault"
+            await second.begin(nursery)
+            await first.offering(0)
+            assert second.profile.cores == 0, "nothing is free"
+            assert first.record(task).phase not in (Phase.RUNNING, Phase.SETTLED)
+            cluster.kubectl("delete", "pod", "owners-work", "--wait=false")
+            await world.mint_until(lambda: first.record(task).phase is Phase.SETTLED, timeout_s=120)
+            meter = first.meter(task)
+            assert meter.end is not None and meter.end.worker == second.machine.wallet.address
+            assert meter.end.code == 0 and meter.paid > 0
+            await first.offering(whole)
+            cluster.kubectl("cordon", "node-1")
+            await first.offering(0)
+            cluster.kubectl("uncordon", "node-1")
+            await first.offering(whole)
+            nursery.cancel_scope.cancel()
+    finally:
+        cluster.kubectl("uncordon", "node-1")
+        cluster.kubectl("delete", "pod", "owners-work", "--ignore-not-found", "--wait=false")

@@ -30,8 +30,9 @@ FRESH_S: Final = 2.0
 """An inventory by which a container is accepted is no older than that."""
 KNOWN_S: Final = 15.0
 """Nor one by which room is offered, ..."""
-TAKING_SHARE: Final = 20
-"""... but on a cluster where taking it is slow: it takes one part of so many of the time at most."""
+TAKING_SHARE: Final = 10
+KNOWN_S_MAX: Final = 60.0
+"""... but where taking it is slow: then it takes a tenth of the time, and is this old at most."""
 PAGE: Final = 500
 GONE: Final = 410
 """The API server forgot the list that was read page by page: it is read from its beginning, once."""
@@ -109,7 +110,7 @@ class Selling:
     async def offer(self, ahead: Mapping[bytes, ContainerRequest]) -> Offer:
         """Return what one more container may have, and how many more there may be (``ContainerBackend.offer``)."""
         slow_s = 0.0 if self._taken is None else TAKING_SHARE * self._taken[1]
-        inventory = await self.look(max(KNOWN_S, slow_s))
+        inventory = await self.look(max(KNOWN_S, min(KNOWN_S_MAX, slow_s)))
         # Who is given room that others are leaving waits for it before it accepts (``Lack.passes``).
         inventory = inventory.after({self._namespace(task) for task in ahead})
         gpus = min(1, self._gpus)
