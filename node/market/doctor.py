@@ -308,7 +308,16 @@ def _container_egress(facts: Facts) -> Iterator[Finding]:
 
 def _container_gpus(facts: Facts) -> Iterator[Finding]:
     if facts.containers and facts.container_engine and facts.container_about:
-        yield Finding("engine of containers", Verdict.FINE, facts.container_about)
+        subject = "cluster of containers" if facts.container_cluster else "engine of containers"
+        yield Finding(subject, Verdict.FINE, facts.container_about)
+    if facts.container_cluster and facts.container_about:
+        if facts.container_gpus_asked and not facts.container_has_gpus:
+            yield Finding(
+                "GPUs of containers", Verdict.FAULT,
+                f"{facts.container_gpus_asked} are lent to a container, and no machine that is sold has one",
+                "check executor.kubernetes.gpu_resource, node_selector and reserve_gpus, and the device plugin",
+            )  # fmt: skip
+        return
     if facts.containers and facts.container_gpus_asked and not facts.container_has_gpus:
         yield Finding(
             "GPUs of containers", Verdict.FAULT,

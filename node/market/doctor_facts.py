@@ -68,7 +68,9 @@ def gather(
         container_missing=engine.missing,
         container_users=engine.has_user_namespace,
         container_about=engine.about,
-        container_gpus_asked=len(options.executor.docker.gpus),
+        container_gpus_asked=options.executor.kubernetes.gpus
+        if options.executor.kubernetes.enabled
+        else len(options.executor.docker.gpus),
         container_has_gpus=engine.has_gpus,
         container_egress=parse_egress(options.executor.docker),
         container_closed=why_not_entered(options.executor.docker.socket)

@@ -127,6 +127,7 @@ async def test_six_tasks_share_two_gpus(world: World, cluster: Cluster) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await lending.begin(nursery)
+            await world.mint_until(lambda: len(lending.profile.gpus) == 2, timeout_s=60)
             profile = lending.profile
             assert profile.roles & NodeRole.ONLY_CONTAINERS
             assert (len(profile.gpus), profile.gpus[0].model, profile.slots) == (2, "nvidia.com/gpu", 2)
@@ -160,6 +161,7 @@ async def test_n55_the_owners_work_comes_first_and_a_cordoned_machine_is_not_off
     try:
         async with trio.open_nursery() as nursery:
             await first.begin(nursery)
+            await world.mint_until(lambda: first.profile.cores > 0, timeout_s=60)
             whole = first.profile.cores
             assert whole > 0
             task = await first.order("sleep 8; echo done", ticks=30)

@@ -238,7 +238,8 @@ class KubernetesBackend:
         self._facts = EngineFacts(
             f"Kubernetes {version}", tuple(missing), False, inventory is not None and inventory.sold.gpus > 0,
             gpus=self._options.gpus, is_isolated=is_isolated, has_root=False,
-            about="" if inventory is None else about(inventory, self._options.gpu_resource),
+            about="" if inventory is None
+            else about(inventory, self._options.gpu_resource, self._options.priority_class),
         )  # fmt: skip
         return self._facts
 

@@ -137,8 +137,8 @@ def _smallest(gpus: int) -> ContainerRequest:
     return ContainerRequest(Image("smallest", bytes(32)), replace(limits, gpus=gpus), output_path="")
 
 
-def about(inventory: Inventory, gpu_resource: str) -> str:
-    """Say what is sold of a cluster and what is free of that, for people."""
+def about(inventory: Inventory, gpu_resource: str, priority_class: str) -> str:
+    """Say what is sold of a cluster, what is free of that, and which priority its pods have, for people."""
     sold, free = inventory.sold, inventory.free
     models = sorted({one.model for one in inventory.machines if one.sold.gpus})
     texts = [
@@ -148,4 +148,5 @@ def about(inventory: Inventory, gpu_resource: str) -> str:
         f"{free.gpus} of {sold.gpus} {gpu_resource}" + (f" ({', '.join(models)})" if models else ""),
     ]
     texts += [f"{count} left out: {why}" for why, count in sorted(inventory.left_out.items())]
+    texts.append(f"PriorityClass {priority_class}" if priority_class else "no PriorityClass of its own")
     return ", ".join(texts)

@@ -25,6 +25,7 @@ from tasks.executor.containers.kubernetes.inventory import (
 )
 from tasks.executor.containers.kubernetes.placement import Placement, parse_placement, why_not
 from tasks.executor.containers.kubernetes.quantities import amount, amount_above
+from tasks.executor.containers.kubernetes.selling import about
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30
@@ -254,3 +255,12 @@ def test_what_is_offered_has_room(
     if not waiting and not ahead and places.number:
         most = max(has.gpus for has in frees if has.holds(smallest))
         assert places.largest.gpus == most, "the machine with the most GPUs is offered"
+
+
+def test_an_inventory_is_told_to_people() -> None:
+    labels = {"nvidia.com/gpu.product": "A100"}
+    found = take_stock([machine(labels=labels), machine("b", cordoned=True)], [pod()], STOCK)
+    assert about(found, GPU, "dekube") == (
+        "1 machines, 7 of 8 cores are free, 31 of 32 GiB, 4 of 4 nvidia.com/gpu (A100), 1 left out: cordoned, "
+        "PriorityClass dekube"
+    )
