@@ -182,6 +182,7 @@ async def test_n55_the_owners_work_comes_first_and_a_cordoned_machine_is_not_off
             meter = first.meter(task)
             assert meter.end is not None and meter.end.worker == second.machine.wallet.address
             assert meter.end.code == 0 and meter.paid > 0
+            await world.mint_until(lambda: not second.names(), timeout_s=60)
             await first.offering(whole)
             cluster.kubectl("cordon", "node-1")
             await first.offering(0)
