@@ -529,7 +529,9 @@ class Containers:
     async def _to_end(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> ContainerNote:
         """Meter a container until it ends, and collect what it leaves."""
         ended = await self._watch(task, spec, request)
-        if self.checkpoints.is_leaving(task) and not load_task(self._ledger.store, task).ending:
+        # A cluster that takes the container away leaves in its owner's place, within the time that it gives.
+        leaves = self.checkpoints.is_leaving(task) or (ended.end is End.EVICTED and bool(request.checkpoint_path))
+        if leaves and not load_task(self._ledger.store, task).ending:
             await self._leave(task, request, ended)
             return ContainerNote()
         if ended.end in (End.LOST, End.EVICTED):

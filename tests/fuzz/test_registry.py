@@ -53,7 +53,7 @@ EXEMPT = {
     "node.market.container_seals:put_mount": OF_A_TARGET,
     "tasks.executor.containers.egress.addresses:parse_network": "options of the owner; the library's own parser",
     "tasks.executor.containers.egress.entering:why_not_entered": "three numbers of the kernel about a peer",
-    "tasks.executor.containers.kubernetes.data_path:_read_archive": "counts bytes for ``pack_outputs``, a target",
+    "tasks.executor.containers.kubernetes.data_path:read_archive": "counts bytes for ``pack_outputs``, a target",
     "tasks.executor.containers.kubernetes.helper_socket:Server.frames": "runs in a pod, on what the node sends",
     "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "node.market.container_checkpoints:ContainerCheckpoints._open": OF_A_TARGET,

@@ -112,6 +112,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.backend": "runs containers in a cluster (trio)",
     "tasks.executor.containers.kubernetes.canaries": "tries what a cluster enforces (trio)",
     "tasks.executor.containers.kubernetes.refusals": "reads events of the cluster (trio)",
+    "tasks.executor.containers.kubernetes.checkpoints": "reads folders of pods (trio)",
     "tasks.executor.containers.kubernetes.data_path": "sends inputs and fetches outputs (trio)",
     "tasks.executor.containers.kubernetes.exec_stream": "runs commands in pods (trio)",
     "tasks.executor.containers.kubernetes.priority": "makes a class of pods in a cluster",

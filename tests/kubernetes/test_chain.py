@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from node.home.options import KubernetesOptions
-from tasks.kinds.container import Allowance, ExitKind, Image
+from tasks.kinds.container import Allowance, Checkpoint, ExitKind, Image
+from tasks.ledger.checkpoint_records import load_checkpoints
 from tasks.ledger.lifecycle import Phase
 from tests.kubernetes.machine import Cluster
 from tests.node.market.test_containers import INPUT, TICK_S, Lending
@@ -78,4 +79,29 @@ async def test_a_task_runs_in_a_cluster_survives_its_node_and_is_paid(world: Wor
             assert file is not None and file.read() == INPUT
         assert meter.seconds >= TICK_S and meter.paid > 0
         await world.mint_until(lambda: not lending.names(), timeout_s=60)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.nightly
+async def test_what_a_container_saves_as_its_cluster_takes_it_away_is_on_the_chain(
+    world: World, cluster: Cluster
+) -> None:
+    lending = Clustered(world, cluster)
+    async with trio.open_nursery() as nursery:
+        blob = await lending.start(nursery)
+        await nursery.start(lending.machine.run)
+        script = "trap 'echo 9 > /state/step; exit 0' TERM; while :; do sleep 0.2; done"
+        task = await lending.post(script, blob, checkpoint=Checkpoint("/state", 3_600, 1 << 20))
+        await world.mint_until(lambda: bool(lending.names(running=True)), timeout_s=180)
+        await world.mint_until(lambda: lending.meter(task).seconds > 0, timeout_s=180)
+        namespace = lending.names()[0].partition("/")[2]
+        pod = cluster.kubectl("get", "pods", "-n", namespace, "-o", "name").strip().partition("/")[2]
+        cluster.evict(namespace, pod)
+        await world.mint_until(lambda: lending.record(task).phase is not Phase.RUNNING, timeout_s=180)
+        latest = load_checkpoints(world.store, task).latest
+        assert latest is not None and latest.worker == lending.machine.wallet.address
+        with tarfile.open(fileobj=BytesIO(lending.read(latest.blob))) as packed:
+            file = packed.extractfile("step")
+            assert file is not None and file.read() == b"9\n"
+        await world.mint_until(lambda: not lending.names(), timeout_s=90)
         nursery.cancel_scope.cancel()

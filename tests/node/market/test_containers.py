@@ -26,6 +26,7 @@ from tasks.custody.wraps import public_key_of
 from tasks.executor.containers.log_entries import LogPlace
 from tasks.kinds.container import (
     Allowance,
+    Checkpoint,
     ContainerPart,
     ExitKind,
     Image,
@@ -109,14 +110,14 @@ class Lending:
 
     async def post(
         self, script: str, blob: bytes, *, ticks: int = 6, digest: bytes = b"", metering: Metering = RESERVED,
-        egress: tuple[str, ...] = (),
+        egress: tuple[str, ...] = (), checkpoint: Checkpoint | None = None,
     ) -> bytes:  # fmt: skip
         """Post a container; return the task's id."""
         image = Image(REPOSITORY, digest) if digest else self.image()
         part = ContainerPart(
             image, Process(("/bin/sh", "-c", script), (), 65_534, egress),
             Storage((Mount("/input", blob, len(INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
-            metering, allows=self.allows,
+            metering, checkpoint, allows=self.allows,
         )  # fmt: skip
         spec = container_job(
             part, ticks=ticks, tick_s=TICK_S, max_price_per_tera_unit=PRICE,

@@ -39,6 +39,7 @@ from tasks.executor.containers.errors import (
     ContainerRefused,
     EngineError,
     EngineUnavailable,
+    FolderChanges,
     ImageUnavailable,
     NoRoom,
     NotStarted,
@@ -46,6 +47,7 @@ from tasks.executor.containers.errors import (
 from tasks.executor.containers.kubernetes.access import read_access
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
+from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, let_go
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.inventory import Stock
@@ -75,7 +77,7 @@ from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.kubernetes.priority import lack_of_priority
 from tasks.executor.containers.kubernetes.refusals import refusal_of
 from tasks.executor.containers.kubernetes.rights import missing_rights
-from tasks.executor.containers.kubernetes.scripts import OVERWRITE, stop_all
+from tasks.executor.containers.kubernetes.scripts import OVERWRITE, end_helper, stop_all
 from tasks.executor.containers.kubernetes.secret_delivery import (
     forget_objects,
     put_login,
@@ -90,7 +92,7 @@ from tasks.executor.containers.log_stream import LogTail
 from tasks.executor.containers.masking import Masker
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import Outputs, pack_file
-from tasks.executor.containers.request import ContainerRequest, is_among
+from tasks.executor.containers.request import RESTORED, ContainerRequest, is_among
 
 __all__ = ["KubernetesBackend", "KubernetesOptions"]
 
@@ -116,6 +118,7 @@ _CANARY: Final = bytes(32)
 _PASSED_ON: Final = frozenset(
     {
         "image", "limits", "command", "environment", "mounts", "output_path", "user", "secrets", "is_private",
+        "checkpoint_path", "checkpoint_bytes", "is_resumed",
     }
 )  # fmt: skip
 """What of a request a cluster is given. A container that asks for more is refused."""
@@ -337,8 +340,11 @@ class KubernetesBackend:
         try:
             await self._order(place, request)
             await self._started(task, place, request, fed)
+            is_restored = (self.folder(task) / RESTORED).is_dir()
             if request.is_private:  # the pod has them: no plain byte stays on the node's disk
                 await trio.to_thread.run_sync(_wipe_folder, self.folder(task))
+            if is_restored:
+                await trio.to_thread.run_sync(_empty_folder, self.folder(task) / RESTORED)
         except BaseException as error:
             if not (fed.is_set() and isinstance(error, trio.Cancelled)):  # else it runs on
                 with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S):
@@ -365,6 +371,7 @@ class KubernetesBackend:
     async def _started(self, task: bytes, place: Place, request: ContainerRequest, fed: trio.Event) -> None:
         """Feed the pod and wait until its container runs. Raises NotStarted, NoRoom, SettingsDiffer."""
         places = [self.input_path(task, number) for number, _ in enumerate(request.mounts)]
+        restored = self.folder(task) / RESTORED
         compared, waited_s = "", 0.0
         while True:
             found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S)
@@ -394,7 +401,7 @@ class KubernetesBackend:
                 with suppress(EngineUnavailable, EngineError):  # the next look tells what became of it
                     fed.set()
                     await send_files(self._api, path, RECEIVER, request.secrets)
-                    await send_inputs(self._api, path, places)
+                    await send_inputs(self._api, path, places, restored if restored.is_dir() else None)
             await trio.sleep(START_LOOK_S)
 
     async def _find(self, place: Place) -> tuple[Pod, dict[str, Any]] | None:
@@ -453,6 +460,10 @@ class KubernetesBackend:
                 return Ended(self._why.get(task, End.LOST), 0, up_s)
             pod = found[0]
             up_s = max(up_s, pod.up_s)
+            if request.checkpoint_path and pod.is_leaving and pod.has_helper and pod.stage is Stage.RUNNING:
+                up_s += await let_go(self._api, f"{place.path}/pods/{pod.name}")
+                _log.warning("the cluster takes a container away", task=task, machine=pod.machine, why=pod.why)
+                return Ended(self._why.get(task, End.EVICTED), 0, up_s)
             if (ended := self._ended(task, pod, up_s)) is not None:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
@@ -603,8 +614,17 @@ class KubernetesBackend:
         """Nothing: the machines of a cluster are not the owner's desk (``ContainerBackend``)."""
 
     async def snapshot(self, task: bytes, request: ContainerRequest, packed: str) -> Outputs:
-        """Raise BadOutputs: ``check`` refuses containers with checkpoints (``ContainerBackend``)."""
-        raise BadOutputs("a cluster stores no checkpoints")
+        """Store the checkpoint folder as it is at one moment (``ContainerBackend``)."""
+        place, limit = self.place(task), request.checkpoint_bytes
+        pod = await self._look(place)
+        if pod is None or not pod.has_helper:
+            raise FolderChanges("the cluster no longer has the container")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=self._folder) as archive:
+            await fetch_checkpoint(self._api, f"{place.path}/pods/{pod.name}", archive, limit, PATIENCE_S)
+            archive.seek(0)
+            pack = partial(pack_file, archive, Path(packed), limit, leaves_unfinished=True)
+            return await trio.to_thread.run_sync(pack)
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its folder, in any state (``ContainerBackend``)."""
@@ -628,6 +648,13 @@ class KubernetesBackend:
             if (meta.get("labels") or {}).get(LABEL_NODE) != self._node.hex():
                 raise ContainerRefused(f"the namespace {place.namespace} is not this node's")
             if not asked:
+                for pod in await self._api.list(f"{place.path}/pods"):  # else one may take all of its time to end
+                    of_pod = pod.get("metadata") or {}
+                    path = f"{place.path}/pods/{of_pod.get('name')}"
+                    if of_pod.get("deletionTimestamp"):
+                        with suppress(EngineError, EngineUnavailable):
+                            await answer_of(self._api, path, HELPER, end_helper())
+                    await self._api.delete(path, gracePeriodSeconds=1)
                 await self._api.delete(place.path, preconditions={"uid": meta.get("uid")})
                 asked = True
             if trio.current_time() > deadline:
@@ -678,6 +705,12 @@ async def _log_of(api: ClusterApi, pod: str, request: ContainerRequest) -> bytes
     except EngineError as error:  # a machine that is gone has taken the log along
         return f"[the log cannot be read: {error}]\n".encode()
     return tail.contents()
+
+
+def _empty_folder(folder: Path) -> None:
+    """Leave an empty folder, which tells that the container began with a checkpoint."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
 
 
 def _remove_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import IO, Final
@@ -29,8 +29,9 @@ from tasks.executor.containers.kubernetes.scripts import (
 )
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import archive_limit
+from tasks.executor.containers.settings import CHECKPOINT_FOLDER
 
-__all__ = ["AGAIN_S", "fetch_outputs", "send_inputs"]
+__all__ = ["AGAIN_S", "fetch_outputs", "read_archive", "send_inputs"]
 
 PIECE_BYTES: Final = 32 << 20
 READ_BYTES: Final = 1 << 20
@@ -51,16 +52,22 @@ class _Sink:
         return len(data)
 
 
-def archive_of(places: list[Path]) -> Iterator[bytes]:
-    """Yield the archive of inputs by number, always the same bytes; links do not occur and are left out."""
+def archive_of(places: list[Path], restored: Path | None = None) -> Iterator[bytes]:
+    """Yield the archive of inputs by number, and of a checkpoint; links do not occur and are left out.
+
+    It always has the same bytes. Its names are those below the helper's root.
+    """
+    named = [(f"inputs/{number}", place) for number, place in enumerate(places)]
+    if restored is not None:
+        named.append((f"disk/{CHECKPOINT_FOLDER}", restored))
     sink = _Sink()
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT) as packed:  # type: ignore[call-overload]
-        for number, place in enumerate(places):
+        for name, place in named:
             for path in (place, *(sorted(place.rglob("*")) if place.is_dir() else ())):
                 if path.is_symlink() or not (path.is_file() or path.is_dir()):
                     continue
                 inner = path.relative_to(place).as_posix()
-                entry = tarfile.TarInfo(str(number) if inner == "." else f"{number}/{inner}")
+                entry = tarfile.TarInfo(name if inner == "." else f"{name}/{inner}")
                 found = path.stat()
                 entry.mode = 0o755 if path.is_dir() or found.st_mode & 0o111 else 0o644
                 if path.is_dir():
@@ -104,8 +111,8 @@ def pieces_of(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(waiting)
 
 
-async def send_inputs(api: ClusterApi, pod: str, places: list[Path]) -> int:
-    """Send the inputs into a pod whose helper waits for them; return the bytes sent by this call.
+async def send_inputs(api: ClusterApi, pod: str, places: list[Path], restored: Path | None = None) -> int:
+    """Send inputs and a checkpoint into a pod whose helper waits for them; return the bytes sent by this call.
 
     Raises EngineUnavailable where the stream breaks: the next call goes on. Raises EngineError, and OSError
     for files that are gone.
@@ -114,7 +121,7 @@ async def send_inputs(api: ClusterApi, pod: str, places: list[Path]) -> int:
     if following is None:
         return 0
     sent = count = 0
-    pieces = pieces_of(archive_of(places))
+    pieces = pieces_of(archive_of(places, restored))
     while (piece := await trio.to_thread.run_sync(next, pieces, None)) is not None:
         if count >= following:
             script = put_piece(count, len(piece), hashlib.sha256(piece).hexdigest())
@@ -153,32 +160,40 @@ async def fetch_outputs(api: ClusterApi, pod: str, file: IO[bytes], output_bytes
     for _ in range(READS_MAX):
         file.seek(0)
         file.truncate()
-        size, found = await _read_archive(api, pod, file, output_bytes, patience_s)
+        size, found = await read_archive(api, pod, file, output_bytes, patience_s, _outputs_from)
         if await _checksum(api, pod, patience_s) == found:
             return size
     raise BadOutputs("the outputs change while they are read")
 
 
-async def _read_archive(
-    api: ClusterApi, pod: str, file: IO[bytes], output_bytes: int, patience_s: float
-) -> tuple[int, str]:
-    """Write the archive, from the missing byte on after each outage; return its size and SHA-256."""
+def _outputs_from(offset: int) -> tuple[str, ...]:
+    return ("/bin/sh", "-c", archive(offset))
+
+
+async def read_archive(
+    api: ClusterApi, pod: str, file: IO[bytes], output_bytes: int, patience_s: float,
+    command_from: Callable[[int], tuple[str, ...]],
+) -> tuple[int, str]:  # fmt: skip
+    """Write the archive, from the missing byte on after each outage; return its size and SHA-256.
+
+    ``command_from`` is the helper's command that writes it from an offset on. Raises like ``fetch_outputs``.
+    """
     limit, size, heard_at = archive_limit(output_bytes), 0, trio.current_time()
     found = hashlib.sha256()
     while True:
         try:
             async with (
-                run_command(api, pod, HELPER, ("/bin/sh", "-c", archive(size))) as command,
+                run_command(api, pod, HELPER, command_from(size)) as command,
                 aclosing(command.output()) as output,  # type: ignore[type-var]
             ):
                 async for data in output:
                     size, heard_at = size + len(data), trio.current_time()
                     if size > limit:
-                        raise BadOutputs(f"the outputs have more than {output_bytes} bytes")
+                        raise BadOutputs(f"more than {output_bytes} bytes")
                     found.update(data)
                     await trio.to_thread.run_sync(file.write, data)
             if command.code:
-                raise BadOutputs(f"the outputs cannot be read: {command.told.decode('utf-8', 'replace')[:200]}")
+                raise BadOutputs(f"the folder cannot be read: {command.told.decode('utf-8', 'replace')[:200]}")
             return size, found.hexdigest()
         except EngineUnavailable:
             if trio.current_time() - heard_at > patience_s:

@@ -181,8 +181,15 @@ async def answer_of(
     api: ClusterApi, pod: str, container: str, script: str, data: Iterable[bytes] | None = None
 ) -> tuple[int, bytes]:
     """Run a script of the shell with ``data`` as its input; return exit code and output, at most 64 KiB of it."""
+    return await answer_to(api, pod, container, ("/bin/sh", "-c", script), data)
+
+
+async def answer_to(
+    api: ClusterApi, pod: str, container: str, words: Sequence[str], data: Iterable[bytes] | None = None
+) -> tuple[int, bytes]:
+    """Run a command like ``answer_of``."""
     found = bytearray()
-    async with run_command(api, pod, container, ("/bin/sh", "-c", script), stdin=data is not None) as command:
+    async with run_command(api, pod, container, words, stdin=data is not None) as command:
         for part in data or ():
             await command.write(part)
         async with aclosing(command.output()) as output:  # type: ignore[type-var]

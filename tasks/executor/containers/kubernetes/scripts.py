@@ -18,13 +18,16 @@ __all__ = [
     "WAIT_FOR_SOCKET",
     "archive",
     "checksum",
+    "end_helper",
     "end_pieces",
+    "folder_command",
     "put_piece",
     "serve_command",
     "stop_all",
     "where_pieces_end",
 ]
 
+ROOT: Final = "/dekube"
 STAGE: Final = "/dekube/stage"
 INPUTS: Final = "/dekube/inputs"
 DISK: Final = "/dekube/disk"
@@ -39,16 +42,18 @@ n=0; echo 0 > next; : > ready
 trap 'exit 143' TERM
 while [ ! -e end."$n" ]; do
   if [ -e "$n" ]; then cat "$n"; rm "$n"; n=$((n+1)); echo "$n" > next.new; mv next.new next; else sleep 0.05; fi
-done | tar -xof - -C {INPUTS}
+done | tar -xof - -C {ROOT}
 : > unpacked
 """
 """Makes the folders of the disk, then unpacks the pieces in their order until the end is marked."""
 
 _SERVE: Final = f"""
+echo $$ > {STAGE}/pid
 printf %s "$1" > {STAGE}/socket.py
 printf %s "$2" > {STAGE}/folder.py
 exec python3 -I -S {STAGE}/socket.py "$3"
 """
+_FOLDER: Final = ("python3", "-I", "-S", f"{STAGE}/folder.py")
 LINK_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/socket.py", "link")
 WAIT_FOR_SOCKET: Final = """
 n=0
@@ -89,6 +94,16 @@ kill $alive
 exit $ok
 """
 """Overwrites all files of a private container, whose user is the helper's; no link is followed."""
+
+
+def folder_command(*words: str) -> tuple[str, ...]:
+    """Return the command that reads the folder of checkpoints (``helper_folder``)."""
+    return (*_FOLDER, *words)
+
+
+def end_helper() -> str:
+    """Return the script that ends the helper: its pod, which the cluster takes away, has nothing to wait for."""
+    return f"kill -9 $(cat {STAGE}/pid)"
 
 
 def where_pieces_end() -> str:
