@@ -114,6 +114,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.refusals": "reads events of the cluster (trio)",
     "tasks.executor.containers.kubernetes.checkpoints": "reads folders of pods (trio)",
     "tasks.executor.containers.kubernetes.data_path": "sends inputs and fetches outputs (trio)",
+    "tasks.executor.containers.kubernetes.drift": "looks at objects of a cluster (trio)",
     "tasks.executor.containers.kubernetes.exec_stream": "runs commands in pods (trio)",
     "tasks.executor.containers.kubernetes.priority": "makes a class of pods in a cluster",
     "tasks.executor.containers.kubernetes.helper_folder": "a program of pods: reads the folder of checkpoints",

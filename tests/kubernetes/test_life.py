@@ -215,3 +215,32 @@ async def test_what_a_cluster_refuses_is_told(cluster: Cluster) -> None:
         await backend.prepare(absent, lambda _progress: None)
     assert cluster.kubectl("get", "namespaces", "-l", f"dekube.node={NODE.hex()}", "-o", "name") == ""
     await backend.aclose()
+
+
+async def test_n51_what_others_change_in_a_running_container_is_seen(cluster: Cluster) -> None:
+    """Its policy is made anew, however it was changed; a container whose image is another one is given up."""
+    backend, looks = cluster.shown(), list[Look]()
+    request = cluster.request("sleep 600", output_path="")
+    await backend.start(TASK, request)
+    namespace = backend.place(TASK).namespace
+
+    def selector() -> str:
+        path = "jsonpath={.items[*].spec}"
+        return cluster.kubectl("get", "networkpolicies", "-n", namespace, "-o", path)
+
+    async with _watched(backend, request, looks) as ended:
+        await _until(lambda: looks and looks[-1].is_up)
+        ordered = selector()
+        assert "Ingress" in ordered
+        cluster.kubectl("delete", "networkpolicies", "--all", "-n", namespace)
+        await _until(lambda: selector() == ordered)
+        for change in ('{"spec":{"egress":[{}]}}', '{"spec":{"podSelector":{"matchLabels":{"none":"x"}}}}'):
+            cluster.kubectl("patch", "networkpolicy", "deny-all", "-n", namespace, "-p", change)
+            assert selector() != ordered
+            await _until(lambda: selector() == ordered)
+        assert not ended
+        pod = cluster.kubectl("get", "pods", "-n", namespace, "-o", "name").strip()
+        cluster.kubectl("set", "image", "-n", namespace, pod, f"main={request.image.repository}:1")
+    assert ended[0].end is End.LOST
+    await backend.remove(TASK)
+    await backend.aclose()

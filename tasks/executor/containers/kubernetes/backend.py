@@ -49,6 +49,7 @@ from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
 from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, let_go
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
+from tasks.executor.containers.kubernetes.drift import DriftWatch
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.inventory import Stock
 from tasks.executor.containers.kubernetes.link import PodLink, while_linked
@@ -445,6 +446,7 @@ class KubernetesBackend:
 
     async def _look_on(self, task: bytes, request: ContainerRequest, on_look: OnLook, link: PodLink) -> Ended:
         place, up_s = self.place(task), 0.0
+        drift = DriftWatch(self._api, place)
 
         def is_away() -> None:
             on_look(Look(is_up=False, up_s=up_s))
@@ -468,6 +470,9 @@ class KubernetesBackend:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
                 return ended
+            if pod.stage is Stage.RUNNING and (part := await drift.look(found[1])):
+                _log.warning("somebody changed a running container; it is given up", task=task, part=part)
+                return Ended(self._why.get(task, End.LOST), 0, up_s)
             if pod.has_helper:
                 link.attach(f"{place.path}/pods/{pod.name}")
             on_look(Look(is_up=pod.stage is Stage.RUNNING, up_s=up_s))

@@ -36,7 +36,7 @@ RIGHTS: Final = (
     Right("get", "pods", inner="exec"),
     Right("create", "pods", inner="exec"),
     *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list")),
-    *(Right(verb, "networkpolicies", "networking.k8s.io") for verb in ("create", "delete")),
+    *(Right(verb, "networkpolicies", "networking.k8s.io") for verb in ("create", "get", "delete")),
     Right("create", "resourcequotas"),
     Right("list", "events"),
     *(Right(verb, "secrets") for verb in ("create", "delete")),

@@ -24,6 +24,7 @@ from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable, SettingsDiffer
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
 from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
+from tasks.executor.containers.kubernetes.drift import changed_part, is_policy
 from tasks.executor.containers.kubernetes.exec_stream import status_of
 from tasks.executor.containers.kubernetes.inventory import pod_amounts
 from tasks.executor.containers.kubernetes.manifests import (
@@ -386,3 +387,28 @@ def test_a_login_is_for_the_registry_of_the_image(repository: str, registry: str
     assert list(auths) == [registry]
     assert base64.b64decode(auths[registry]["auth"]) == b"user:pass:word"
     assert body["immutable"] and body["type"] == "kubernetes.io/dockerconfigjson"
+
+
+@pytest.mark.parametrize(
+    "change", [{"egress": [{}]}, {"ingress": [{}]}, {"podSelector": {"matchLabels": {"a": "b"}}},
+               {"policyTypes": ["Ingress"]}, {"policyTypes": None}],
+)  # fmt: skip
+def test_n51_a_policy_that_denies_less_is_another_one(change: dict[str, Any]) -> None:
+    ordered = policy_body(PLACE)
+    made = copy.deepcopy(ordered)
+    made["metadata"]["uid"], made["spec"]["egress"] = "1", []
+    assert is_policy(ordered, made)
+    made["spec"] |= change
+    assert not is_policy(ordered, made) and not is_policy(ordered, {"spec": None})
+
+
+def test_n51_each_part_of_a_pod_that_others_change_is_named() -> None:
+    before = {"spec": pod_spec(request(), CLUSTER)}
+    now = copy.deepcopy(before)
+    now["spec"]["tolerations"] = [{"key": "a"}]
+    now["spec"]["ephemeralContainers"] = []
+    assert changed_part(before, now) == ""
+    now["spec"]["ephemeralContainers"] = [{"name": "debugger"}]
+    assert changed_part(before, now) == "ephemeralContainers"
+    now["spec"]["containers"][1]["image"] = "other"
+    assert changed_part(before, now) == "containers"
