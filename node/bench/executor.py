@@ -1,18 +1,21 @@
-"""``dekube bench executor``: from the order to start a job until it is heard of, as a process and as a container.
+"""``dekube bench executor``: from the order to start a job until it is heard of, as a process or in a container.
 
 A process is heard of when it is isolated and has loaded its engine. A container is heard of by the first line of
 its output. Containers run on a Docker engine that the benchmark starts for itself, with a folder and a socket of
-its own. It needs root, ``dockerd``, ``docker`` and ``busybox``; without them the figure ``docker`` is 0 and only
-processes are measured.
+its own. It needs root, ``dockerd``, ``docker`` and ``busybox``; without them the figure ``docker`` is 0. A cluster
+is that of the variable ``KUBECONFIG``, whose machines pull the image ``DEKUBE_BENCH_IMAGE``; without these the
+figure ``kubernetes`` is 0. What lacks is said on standard error.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import statistics
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -25,29 +28,52 @@ import trio
 
 from tasks.executor.containers.docker import DockerBackend, DockerOptions
 from tasks.executor.containers.engine import Engine
+from tasks.executor.containers.kubernetes.backend import KubernetesBackend, KubernetesOptions
+from tasks.executor.containers.log_entries import LogPlace
 from tasks.executor.containers.request import ContainerRequest, Image, Limits
 from tasks.executor.containers.settings import container_name
 from tasks.executor.supervisor import Capabilities, ProcessBackend, ProcessOptions
 
-__all__ = ["run"]
+__all__ = ["pods_ms", "run"]
 
 NODE: Final = bytes(20)
 ENGINE_S: Final = 60.0
 REPOSITORY: Final = "bench.invalid/busybox"
+LOOK_S: Final = 0.05
+LOG_BYTES: Final = 1 << 10
+_IMAGE: Final = re.compile(r"([^@]+)@sha256:([0-9a-f]{64})")
 PROGRAMS: Final = ("dockerd", "docker", "busybox")
 
 
 def run(*, starts: int = 5) -> dict[str, float]:
     """Measure ``starts`` starts of each kind and return medians and the slowest, in ms."""
     figures = _figures("process", [trio.run(_process_ms) for _ in range(starts)])
-    can_run = os.geteuid() == 0 and all(shutil.which(name) for name in PROGRAMS)
-    figures["docker"] = float(can_run)
-    if can_run:
+    lacks = [name for name in PROGRAMS if not shutil.which(name)] + ["root"] * (os.geteuid() != 0)
+    figures["docker"] = float(not lacks)
+    if lacks:
+        _say(f"no Docker engine is measured: {', '.join(lacks)} missing")
+    else:
         with tempfile.TemporaryDirectory(prefix="dkb-") as folder, _engine(Path(folder)) as image:
             found = trio.run(_containers_ms, Path(folder), image, starts)
         figures |= _figures("docker", [first for first, _ in found])
         figures |= _figures("docker_remove", [removed for _, removed in found])
-    return figures
+    kubeconfig, image = os.environ.get("KUBECONFIG", ""), os.environ.get("DEKUBE_BENCH_IMAGE", "")
+    form = _IMAGE.fullmatch(image)
+    figures["kubernetes"] = float(bool(kubeconfig) and form is not None)
+    if not kubeconfig or form is None:
+        _say(
+            "no cluster is measured: set KUBECONFIG and DEKUBE_BENCH_IMAGE=REPOSITORY@sha256:DIGEST (sh, python3)"
+        )
+        return figures
+    with tempfile.TemporaryDirectory(prefix="dkb-") as folder:
+        asked = Image(form[1], bytes.fromhex(form[2]))
+        found = trio.run(pods_ms, Path(folder), kubeconfig, asked, starts)
+    figures |= _figures("kubernetes", [first for first, _ in found])
+    return figures | _figures("kubernetes_remove", [removed for _, removed in found])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _figures(name: str, found: list[float]) -> dict[str, float]:
@@ -100,6 +126,35 @@ def _image() -> bytes:
         entry.size, entry.mode = len(program), 0o755
         packed.addfile(entry, io.BytesIO(program))
     return file.getvalue()
+
+
+async def pods_ms(folder: Path, kubeconfig: str, image: Image, starts: int) -> list[tuple[float, float]]:
+    """Return the times to the first line of output, and to remove what ended, of some pods.
+
+    The image is on a machine of the cluster before the first one starts. Nothing is lent: isolation is not tried.
+    """
+    options = KubernetesOptions(kubeconfig, helper_image=image.reference, unisolated_allowed=True)
+    backend = KubernetesBackend(options, NODE, folder)
+    backend.shown = (False, "not looked at")
+    limits = Limits(cores=1, memory_mib=64, disk_mib=64, output_bytes=1 << 20, time_limit_s=600, grace_s=0)
+    request = ContainerRequest(image, limits, ("/bin/sh", "-c", "echo heard; sleep 600"))
+    await backend.prepare(request, lambda _progress: None)
+    found = []
+    for number in range(starts):
+        task = number.to_bytes(32, "little")
+        began = monotonic()
+        await backend.start(task, request)
+        part = await backend.log(task, LogPlace(), LOG_BYTES)
+        while not part.entries:
+            await trio.sleep(LOOK_S)
+            part = await backend.log(task, LogPlace(), LOG_BYTES)
+        heard = monotonic()
+        await backend.stop(task, 0)
+        ended = monotonic()
+        await backend.remove(task)
+        found.append((1e3 * (heard - began), 1e3 * (monotonic() - ended)))
+    await backend.aclose()
+    return found
 
 
 async def _containers_ms(folder: Path, image: str, starts: int) -> list[tuple[float, float]]:

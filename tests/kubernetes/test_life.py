@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from node.bench.executor import pods_ms
 from tasks.executor.containers.backend import Collected, End, Ended, Look
 from tasks.executor.containers.errors import ContainerRefused, ImageUnavailable, NotStarted
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend
 from tasks.executor.containers.log_entries import LogPlace
-from tasks.executor.containers.request import ContainerRequest, InputMount
+from tasks.executor.containers.request import ContainerRequest, Image, InputMount
 from tests.kubernetes.machine import NODE, Cluster, home
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes]
@@ -244,3 +245,9 @@ async def test_n51_what_others_change_in_a_running_container_is_seen(cluster: Cl
     assert ended[0].end is End.LOST
     await backend.remove(TASK)
     await backend.aclose()
+
+
+async def test_the_benchmark_measures_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    found = await pods_ms(tmp_path, str(cluster.kubeconfig), Image(cluster.repository, cluster.digest), 3)
+    print(f"ms from the order to the first line, and to remove a pod: {found}")
+    assert all(first > 0 and removed > 0 for first, removed in found) and len(found) == 3
