@@ -37,7 +37,8 @@ APPLETS: Final = (
     "base64", "fold", "mount", "chmod", "wc", "find", "printf",
 )  # fmt: skip
 MODULES: Final = (
-    "__future__, hashlib, http.client, json, os, select, signal, socket, stat, struct, sys, tarfile, time"
+    "__future__, encodings.idna, hashlib, http.client, json, os, select, signal, socket, stat, struct, sys, "
+    "tarfile, time"
 )
 
 
