@@ -31,6 +31,8 @@ LABEL_NODE: Final = "dekube.node"
 LABEL_TASK: Final = "dekube.task"
 LABEL_GPUS: Final = "dekube.gpus"
 """Ids of the GPUs that a container has, with commas between: no other container of the node gets them."""
+HOST_NAME: Final = "job"
+"""Each container's name for itself. It leads to its loopback: programs of several processes find each other by it."""
 PROCESSES_MAX: Final = 4_096
 LOG_FILE_BYTES: Final = 1 << 20
 LOG_FILES: Final = 2
@@ -53,7 +55,7 @@ _PROXY: Final = f"http://{PROXY_HOST}:{PROXY_PORT}"
 _PROXY_VARIABLES: Final = {
     "http_proxy": _PROXY,
     "https_proxy": _PROXY,
-    "no_proxy": "localhost,127.0.0.1,::1",
+    "no_proxy": f"localhost,{HOST_NAME},127.0.0.1,::1",
 }
 """What programs look for, in both cases. What a job sets in either case is its own."""
 CHECKPOINT_FOLDER: Final = "checkpoint"
@@ -228,7 +230,8 @@ def create_body(
         "OomScoreAdj": OOM_SCORE, "ShmSize": memory // 2, "IpcMode": "private", "PidMode": "", "UTSMode": "",
         "UsernsMode": "", "CgroupnsMode": "private", "CgroupParent": "", "Init": has_init, "AutoRemove": False,
         "PublishAllPorts": False, "PortBindings": {}, "Links": [], "VolumesFrom": [], "Binds": [], "Devices": [],
-        "DeviceCgroupRules": [], "Sysctls": {}, "GroupAdd": [], "ExtraHosts": [],
+        "DeviceCgroupRules": [], "Sysctls": {}, "GroupAdd": [],
+        "ExtraHosts": [f"{HOST_NAME}:127.0.0.1"],
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "LogConfig": {
             "Type": "json-file", "Config": {"max-size": str(LOG_FILE_BYTES), "max-file": str(LOG_FILES)},
@@ -241,7 +244,7 @@ def create_body(
         ] if gpus else [],
     }  # fmt: skip
     body: dict[str, Any] = {
-        "Image": image.image_id, "User": f"{request.user}:{request.user}",
+        "Image": image.image_id, "Hostname": HOST_NAME, "User": f"{request.user}:{request.user}",
         "Env": environment_of(request, gpus, has_socket=bool(places.socket)),
         "Labels": dict(labels), "Tty": False, "OpenStdin": False, "AttachStdin": False, "StopSignal": "SIGTERM",
         "Healthcheck": {"Test": ["NONE"]}, "HostConfig": host,
@@ -252,6 +255,7 @@ def create_body(
 
 
 _OF_CONTAINER: Final = (
+    "Hostname",
     "User",
     "Tty",
     "OpenStdin",

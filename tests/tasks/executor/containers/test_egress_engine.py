@@ -96,7 +96,7 @@ async def test_a_container_reaches_its_names_and_nothing_else(
         CONTENT.strip(), CONTENT.strip(), "/in plain.example.net 5", "000 403", "403 000", "400 000", "000 400",
     ], lines  # fmt: skip
     assert said[7].startswith("direct ") and said[7] != "direct 0"
-    assert "https_proxy=http://127.0.0.1:3128" in said and "NO_PROXY=localhost,127.0.0.1,::1" in said
+    assert "https_proxy=http://127.0.0.1:3128" in said and "NO_PROXY=localhost,job,127.0.0.1,::1" in said
     assert use.refused == 4 and use.received_bytes > 2 * len(CONTENT) and use.sent_bytes > 5
     assert any(isinstance(one, Processes) for one in seen), "the watchdog saw nothing"
     effects = [effect for one in seen for effect in watchdog.step(one, 0.0)]

@@ -38,7 +38,7 @@ async def check_success(machine: Machine, folder: Path) -> None:
     assert not facts.missing, facts
     request = machine.request(
         "cat /data/in > /output/copy; echo $HOME $TMPDIR $NAME; id -u; cat /proc/net/dev | wc -l; ip addr show lo;"
-        "printf '#!/bin/sh\\necho executed' > $TMPDIR/p; chmod +x $TMPDIR/p; $TMPDIR/p; ls /output",
+        "printf '#!/bin/sh\\necho executed' > $TMPDIR/p; chmod +x $TMPDIR/p; $TMPDIR/p; grep -w $(hostname) /etc/hosts; ls /output",
         environment=("NAME=value",),
         mounts=(InputMount(BLOB, "/data/in", 5),),
     )
@@ -51,7 +51,7 @@ async def check_success(machine: Machine, folder: Path) -> None:
     lines = went.log.splitlines()
     assert lines[:3] == ["/scratch/home /scratch/tmp value", "65534", "3"], lines  # two lines of a heading, and lo
     assert "LOOPBACK,UP" in went.log and "127.0.0.1" in went.log
-    assert lines[-2:] == ["executed", "copy"]
+    assert lines[-3:] == ["executed", "127.0.0.1\tjob", "copy"]  # its own name leads to its loopback
     with tarfile.open(went.packed) as packed:
         assert packed.getnames() == ["copy"]
         file = packed.extractfile("copy")
