@@ -116,7 +116,7 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "idle host",
         "bills containers after it has stopped their work, shows a false log, and names false checkpoints",
         {
-            "share": (20,), "works": (0.0, 0.25, 0.5, 0.75, 0.9), "fakes": BOTH, "stored": STORES, "exits": BOTH,
+            "share": (20,), "works": (0.0, 0.1, 0.25, 0.5, 0.6, 0.75, 0.9), "fakes": BOTH, "stored": STORES, "exits": BOTH,
             "every": _EVERY,
         },
         _idling,
@@ -127,7 +127,7 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "crowded host",
         "takes several containers at once, and runs all of them on one device",
         {
-            "share": (20,), "slots": (2, 3), "works": (1.0,), "fakes": BOTH, "stored": STORES[:3], "exits": BOTH,
+            "share": (20,), "slots": (2, 3, 4), "works": (1.0, 0.75, 0.5), "fakes": BOTH, "stored": STORES[:3], "exits": BOTH,
             "every": _EVERY,
         },
         _crowding,
@@ -146,7 +146,10 @@ BOXED: Final[tuple[Strategy, ...]] = (
     Strategy(
         "greedy tenant",
         "stops its containers before the last seconds are paid, and keeps what they stored",
-        {"share": (20,), "at": (0.25, 0.5, 0.9, 0.99, 1.0), "every": (0, *_EVERY)},
+        {
+            "share": (20,), "every": (0, *_EVERY), "looks": (1, 2, 4, 8),
+            "at": (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99, 1.0),
+        },
         _greedy,
         own_tasks=True,
         baseline=_honest_box,
@@ -155,7 +158,7 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "quorum friends",
         "takes seats of quorums with several machines that agree on a lie",
         {
-            "share": SHARES, "lies": ("always", "paired"), "waits": (0.1, 1.0, 1.5),
+            "share": SHARES, "lies": ("always", "paired"), "waits": (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5),
             "sponsors": ("none", "one", "each"),
         },
         _quorum,
@@ -164,7 +167,12 @@ BOXED: Final[tuple[Strategy, ...]] = (
     Strategy(
         "quorum copier",
         "takes seats of quorums, runs nothing, and repeats what another one has sealed or revealed",
-        {"share": SHARES, "lies": ("copies",), "waits": (0.1, 0.5, 1.0, 1.5)},
+        {
+            "share": SHARES, "lies": ("copies",), "sponsors": ("none", "one", "each"),
+            "waits": (
+                0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.1, 1.2, 1.25, 1.4, 1.5,
+            ),
+        },
         _quorum,
         baseline=_honest_quorum,
     ),
