@@ -116,8 +116,8 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "idle host",
         "bills containers after it has stopped their work, shows a false log, and names false checkpoints",
         {
-            "share": (20,), "works": (0.0, 0.1, 0.25, 0.5, 0.6, 0.75, 0.9), "fakes": BOTH, "stored": STORES, "exits": BOTH,
-            "every": _EVERY,
+            "share": (20,), "works": (0.0, 0.1, 0.25, 0.5, 0.6, 0.75, 0.9), "fakes": BOTH, "stored": STORES,
+            "exits": BOTH, "every": _EVERY,
         },
         _idling,
         baseline=_honest_box,
@@ -127,8 +127,8 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "crowded host",
         "takes several containers at once, and runs all of them on one device",
         {
-            "share": (20,), "slots": (2, 3, 4), "works": (1.0, 0.75, 0.5), "fakes": BOTH, "stored": STORES[:3], "exits": BOTH,
-            "every": _EVERY,
+            "share": (20,), "slots": (2, 3, 4), "works": (1.0, 0.75, 0.5), "fakes": BOTH, "stored": STORES[:3],
+            "exits": BOTH, "every": _EVERY,
         },
         _crowding,
         baseline=_honest_box,
@@ -158,8 +158,8 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "quorum friends",
         "takes seats of quorums with several machines that agree on a lie",
         {
-            "share": SHARES, "lies": ("always", "paired"), "waits": (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5),
-            "sponsors": ("none", "one", "each"),
+            "share": SHARES, "lies": ("always", "paired"),
+            "waits": (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5), "sponsors": ("none", "one", "each"),
         },
         _quorum,
         baseline=_honest_quorum,

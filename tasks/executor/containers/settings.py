@@ -32,7 +32,7 @@ LABEL_TASK: Final = "dekube.task"
 LABEL_GPUS: Final = "dekube.gpus"
 """Ids of the GPUs that a container has, with commas between: no other container of the node gets them."""
 HOST_NAME: Final = "job"
-"""Each container's name for itself. It leads to its loopback: programs of several processes find each other by it."""
+"""Each container's name for itself; it leads to the loopback, where processes of one program find each other."""
 PROCESSES_MAX: Final = 4_096
 LOG_FILE_BYTES: Final = 1 << 20
 LOG_FILES: Final = 2

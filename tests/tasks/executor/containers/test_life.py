@@ -38,7 +38,8 @@ async def check_success(machine: Machine, folder: Path) -> None:
     assert not facts.missing, facts
     request = machine.request(
         "cat /data/in > /output/copy; echo $HOME $TMPDIR $NAME; id -u; cat /proc/net/dev | wc -l; ip addr show lo;"
-        "printf '#!/bin/sh\\necho executed' > $TMPDIR/p; chmod +x $TMPDIR/p; $TMPDIR/p; grep -w $(hostname) /etc/hosts; ls /output",
+        "printf '#!/bin/sh\\necho executed' > $TMPDIR/p; chmod +x $TMPDIR/p; $TMPDIR/p;"
+        "grep -w $(hostname) /etc/hosts; ls /output",
         environment=("NAME=value",),
         mounts=(InputMount(BLOB, "/data/in", 5),),
     )
