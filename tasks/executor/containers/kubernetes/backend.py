@@ -109,6 +109,8 @@ NO_MACHINE_S: Final = 60.0
 REMOVE_S: Final = 180.0
 KILL_AGAIN_S: Final = 0.5
 KILLS_MAX: Final = 40
+SIGNAL_S: Final = 20.0
+"""How long the helper may take to signal a container, which can stop the helper's programs."""
 LOG_BYTES_READ_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 1 << 20
 PREFIX: Final = re.compile(r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?")
@@ -529,13 +531,13 @@ class KubernetesBackend:
         return pod is None or pod.stage in (Stage.ENDED, Stage.GONE)
 
     async def _signal(self, place: Place, signal: str) -> bool:
-        """Have the helper signal the container, and return whether there is a helper."""
+        """Have the helper signal the container, and return whether there is a helper that does."""
         pod = await self._look(place)
         if pod is None or not pod.has_helper:
             return False
-        with suppress(EngineError, EngineUnavailable):
+        with suppress(EngineError, EngineUnavailable), trio.move_on_after(SIGNAL_S) as waiting:
             await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, stop_all(signal))
-        return True
+        return not waiting.cancelled_caught
 
     # What it leaves
 
@@ -657,7 +659,7 @@ class KubernetesBackend:
                     of_pod = pod.get("metadata") or {}
                     path = f"{place.path}/pods/{of_pod.get('name')}"
                     if of_pod.get("deletionTimestamp"):
-                        with suppress(EngineError, EngineUnavailable):
+                        with suppress(EngineError, EngineUnavailable), trio.move_on_after(SIGNAL_S):
                             await answer_of(self._api, path, HELPER, end_helper())
                     await self._api.delete(path, gracePeriodSeconds=1)
                 await self._api.delete(place.path, preconditions={"uid": meta.get("uid")})
