@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from node.market.container_attendance import Attendance
 from node.market.container_live import Live
@@ -118,7 +119,7 @@ async def test_n50_a_container_that_takes_its_helper_over_reaches_nothing_of_the
         "import os, struct, sys\n"
         "head = struct.Struct('>IBH')\n"
         "frames = b''.join(head.pack(n, 1, 0) + head.pack(n, 2, 4096) + bytes(4096) for n in range(1, 200))\n"
-        "try: os.write(1, frames + head.pack(1, 9, 60000) + os.urandom(1 << 20))\n"
+        "try: os.write(1, frames + head.pack(1, 9, os.getpid() % 60000) + os.urandom(1 << 20))\n"
         "except OSError: pass\n"
         "import time; time.sleep(60)\n"
     )
@@ -134,11 +135,14 @@ async def test_n50_a_container_that_takes_its_helper_over_reaches_nothing_of_the
     )
     request = cluster.request("", command=("/usr/bin/python3", "-c", ASK + script), output_path="")
     backend, live = cluster.shown(), Live()
-    async with attended(backend, request, live, starts=True) as ended:
-        await _until(lambda: backend.links)
-        link = backend.links[TASK]
-        await _until(lambda: ended)
-        assert link.made >= 3 and "not a frame" in link.told, (link.made, link.told)
+    with capture_logs() as logged:
+        async with attended(backend, request, live, starts=True) as ended:
+            await _until(lambda: backend.links)
+            link = backend.links[TASK]
+            await _until(lambda: ended)
+            assert link.made >= 3 and "not a frame" in link.told, (link.made, link.told)
+    told = [one["error"] for one in logged if one.get("error")]
+    assert sum("not a frame" in one for one in told) == 1, "it fills the log of the node"
     assert (ended[0].end, ended[0].code) == (End.EXITED, 0)
     assert (await backend.collect(TASK, request, "/nowhere")).log == b"done\n"
     assert live.progress is None

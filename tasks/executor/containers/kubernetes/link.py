@@ -114,6 +114,7 @@ class PodLink:
         self._streams: dict[int, trio.SocketStream] = {}
         self._last = 0
         self._used: tuple[float, Usage] | None = None
+        self._logged: set[type[Exception]] = set()
         self.told = ""
         """Why it was cut last."""
         self.made = 0
@@ -137,8 +138,9 @@ class PodLink:
             try:
                 await self._carry_all()
             except (EngineUnavailable, EngineError, DecodeError) as error:
-                if str(error) != self.told:  # an outage is told once
-                    self.told = str(error)
+                self.told = str(error)
+                if type(error) not in self._logged:  # each kind once: a container can cut it, and choose the text
+                    self._logged.add(type(error))
                     _log.warning("the socket of a container is out of reach", task=self._task, error=self.told)
             await trio.sleep(AGAIN_S)
 
