@@ -70,7 +70,6 @@ LEAVE_S: Final = 120
 """How long a pod with a checkpoint has to end where the cluster takes it away: to write and to hand it over."""
 START_SPARE_S: Final = 6 * 3_600
 """How much longer than its container a pod may live: for the images, the inputs and the outputs."""
-PRIORITY_NONE: Final = "Never"
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108  paths inside the container
 
 

@@ -35,7 +35,7 @@ RIGHTS: Final = (
     Right("get", "pods", inner="log"),
     Right("get", "pods", inner="exec"),
     Right("create", "pods", inner="exec"),
-    *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list")),
+    *(Right(verb, "jobs", "batch") for verb in ("create", "list")),
     *(Right(verb, "networkpolicies", "networking.k8s.io") for verb in ("create", "get", "delete")),
     Right("create", "resourcequotas"),
     Right("list", "events"),
