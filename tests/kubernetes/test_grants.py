@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.executor.containers import kubernetes
 from tasks.executor.containers.backend import End
-from tasks.executor.containers.errors import ContainerRefused, NotStarted
+from tasks.executor.containers.errors import ContainerRefused, EngineUnavailable, NotStarted
 from tasks.executor.containers.kubernetes.rights import RIGHTS
 from tasks.executor.containers.request import InputMount
 from tests.kubernetes.enforcer import enforced
@@ -106,6 +107,29 @@ async def test_a_foreign_namespace_of_the_same_name_is_left_alone(cluster: Clust
     finally:
         cluster.kubectl("delete", "namespace", name)
     assert NODE.hex()[:12] in name
+    await backend.aclose()
+
+
+async def test_a_namespace_that_does_not_go_keeps_no_other_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes.backend, "REMOVE_S", 0.5)
+    backend = cluster.shown()
+    stuck, other = (backend.place(bytes((number,)) * 32).namespace for number in (1, 2))
+    for name in (stuck, other):
+        cluster.kubectl("create", "namespace", name)
+        cluster.kubectl("label", "namespace", name, f"dekube.node={NODE.hex()}")
+    patch = ("patch", "namespace", stuck, "--type=merge", "-p")
+    cluster.kubectl(*patch, '{"metadata":{"finalizers":["dekube.test/kept"]}}')
+    backend.folder(TASK).mkdir(parents=True)
+    try:
+        with pytest.raises(EngineUnavailable, match=stuck):
+            await backend.sweep(frozenset())
+        assert "Active" not in cluster.kubectl("get", "namespace", other, "--ignore-not-found")
+        assert not backend.folder(TASK).exists()
+    finally:
+        cluster.kubectl(*patch, '{"metadata":{"finalizers":null}}')
+        cluster.kubectl("wait", "--for=delete", f"namespace/{stuck}", f"namespace/{other}", "--timeout=60s")
     await backend.aclose()
 
 

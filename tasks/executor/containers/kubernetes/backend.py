@@ -669,19 +669,25 @@ class KubernetesBackend:
             await trio.sleep(START_LOOK_S)
 
     async def sweep(self, kept: frozenset[bytes]) -> int:
-        """Remove what no kept task needs (``ContainerBackend``)."""
+        """Remove what no kept task needs (``ContainerBackend``), also beside a namespace that does not go."""
+        failure: ContainerRefused | EngineError | EngineUnavailable | None = None
         removed, names = 0, {self.place(task).namespace for task in kept} | self._at_work
         for found in await self._api.list(_NAMESPACES, f"{LABEL_NODE}={self._node.hex()}"):
             meta = found.get("metadata") or {}
             name = str(meta.get("name", ""))
             if name in names or not name.startswith(f"{self._options.prefix}-{self._node.hex()[:12]}-"):
                 continue
-            await self._remove_place(Place(name, {}, ""))
-            removed += 1
+            try:
+                await self._remove_place(Place(name, {}, ""))
+                removed += 1
+            except (ContainerRefused, EngineError, EngineUnavailable) as error:
+                failure = failure or error
         folders = {task.hex()[:32] for task in kept}
         for folder in (*self._folder.glob("[0-9a-f]" * 32), *self._folder.glob("sockets/*")):
             if folder.name not in folders:
                 await trio.to_thread.run_sync(_remove_folder, folder)
+        if failure is not None:
+            raise failure
         return removed
 
 
