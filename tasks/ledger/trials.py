@@ -398,8 +398,8 @@ def _is_other(before: NodeRecord | None, node: NodeRecord) -> bool:
     if before is None:
         return True
     old, new = before.profile, node.profile
-    if old.roles & new.roles & NodeRole.ONLY_CONTAINERS:  # what it offers changes with what others leave it
-        return new.rate > old.rate
+    if old.roles & NodeRole.ONLY_CONTAINERS:  # what it offers changes with what others leave it
+        return not new.roles & NodeRole.ONLY_CONTAINERS or new.rate > old.rate
     same = (old.gpus, old.cores, old.memory_mib, old.pcie_lanes) == (
         new.gpus, new.cores, new.memory_mib, new.pcie_lanes,
     )  # fmt: skip

@@ -154,6 +154,22 @@ def test_an_offer_of_a_cluster_that_changes_begins_no_trial(is_alone: bool) -> N
     assert trialists.trial(machine).due_ms != due_ms
 
 
+def test_a_machine_that_takes_other_jobs_again_is_tried_with_what_it_has_then() -> None:
+    """Else it would change its devices while it takes containers alone, and keep the rate of those before."""
+    world = World(parameters=TRIALS)
+    world.add_machine(90, roles=CHECK)
+    alone = WORK | NodeRole.CONTAINER | NodeRole.ONLY_CONTAINERS
+    machine = world.add_machine(1, roles=alone, rate=RATE)
+    trialists = Trialists(world)
+    due_ms = trialists.run(machine).due_ms
+    profile = require_node(world.state, machine).profile
+    other = profile._replace(cores=profile.cores - 1)
+    assert world.send(machine, UPDATE_NODE, node_payload(other, 0)) is None
+    assert trialists.trial(machine).due_ms == due_ms
+    assert world.send(machine, UPDATE_NODE, node_payload(other._replace(roles=WORK), 0)) is None
+    assert trialists.trial(machine).due_ms != due_ms
+
+
 def rate_of(world: World, machine: bytes) -> int | None:
     return measured_rate(world.state, require_node(world.state, machine), world.time_ms, world.parameters)
 
