@@ -139,7 +139,7 @@ async def test_a_gigabyte_in_and_out(cluster: Cluster, tmp_path: Path) -> None:
 
 
 async def test_some_pieces_in_and_out(cluster: Cluster, tmp_path: Path) -> None:
-    await _through(cluster, tmp_path, 80 << 20)
+    await _through(cluster, tmp_path, 40 << 20)
 
 
 async def _through(cluster: Cluster, tmp_path: Path, size: int) -> None:

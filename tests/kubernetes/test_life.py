@@ -145,6 +145,7 @@ async def test_a_container_that_ends_its_helper_is_stopped_and_named_so(cluster:
     await backend.aclose()
 
 
+@pytest.mark.nightly
 async def test_a_container_that_stops_its_helpers_programs_is_stopped(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,15 +222,18 @@ async def _outage(cluster: Cluster, tmp_path: Path, seconds: int) -> None:
     await backend.aclose()
 
 
-async def test_ends_have_names(cluster: Cluster, tmp_path: Path) -> None:
+async def test_ends_have_names(cluster: Cluster) -> None:
     backend = cluster.shown()
     # The shell's own memory: a child that the kernel ends would leave the shell alive.
     eats = "a=x; while :; do a=$a$a; done"
-    for script, end, code in (
-        (eats, End.OUT_OF_MEMORY, 9), ("kill -15 $$", End.SIGNALLED, 15), ("exec /none", End.EXITED, 127),
-    ):  # fmt: skip
-        ended, _ = await _run(backend, cluster.request(script, output_path=""), tmp_path / "packed.tar")
-        assert (ended.end, ended.code) == (end, code), script
+    ends = ((eats, End.OUT_OF_MEMORY, 9), ("kill -15 $$", End.SIGNALLED, 15), ("exec /none", End.EXITED, 127))
+    async with trio.open_nursery() as nursery:
+        for number, (script, end, code) in enumerate(ends):
+            task, request = bytes((number,)) * 32, cluster.request(script, output_path="")
+            await backend.start(task, request)
+            ended = await backend.watch(task, request, lambda _look: None)
+            nursery.start_soon(backend.remove, task)  # which takes seconds; the next one starts
+            assert (ended.end, ended.code) == (end, code), script
     await backend.aclose()
 
 
