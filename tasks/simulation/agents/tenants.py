@@ -121,8 +121,6 @@ class GreedyTenant(Tenant):
 
     at_part = 1.0
     """The part of the work after which it stops."""
-    refuses = False
-    """Whether it says that what was stored is worth nothing."""
 
     def is_idle(self, view: View, task: bytes) -> bool:
         """Stop at its time."""
