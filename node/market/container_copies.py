@@ -103,7 +103,9 @@ class ContainerCopies:
 
     async def fetch(self, wanted: Copy) -> None:
         """Bring a copy here. Raises InputUnavailable, NoRoomForCopy."""
-        if self._room is not None and wanted.size_bytes > self._room():
+        begun = self._blobs.manifest(wanted.blob) if wanted.blob in self._pinned else None
+        needed = wanted.size_bytes - (0 if begun is None else begun.size_bytes)  # a begun one has its room already
+        if self._room is not None and needed > self._room():
             raise NoRoomForCopy(f"{wanted.size_bytes} bytes are more than this machine may still keep for others")
         keepers = self._inputs.keepers(wanted.task)
         supply = Supply(partial(self._inputs.peers, wanted.worker, *keepers), trio.current_time() + FETCH_S)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.market.container_copies import KEPT_MS
+from node.market.container_copies import KEPT_MS, ContainerCopies, NoRoomForCopy
+from node.market.inputs import Inputs
 from node.market.key_shares import METHOD_KEEP_SHARE, ShareBook, encode_kept
 from node.market.machine import describe_machine
 from p2p.base.errors import RequestRefused
@@ -170,6 +171,41 @@ async def test_a_container_that_left_nothing_takes_no_room_after_its_end(world: 
         assert all([*home.rglob("*.share")] for home in homes)
         await keeping.send(REQUESTER, CANCEL_TASK, [task])
         await world.mint_until(lambda: not any([*home.rglob("*.share")] for home in homes))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_copy_that_was_begun_goes_on_in_the_room_that_it_has(world: World) -> None:
+    """What keeps a copy counts it from its first byte: an interrupted fetch needs no room a second time."""
+    keeping, content = Keeping(world), b"state " * 99
+    async with trio.open_nursery() as nursery:
+        await keeping.start(nursery)
+        task, machine = await keeping.post(), keeping.machines[OUTSIDER]
+        await world.mint_until(lambda: load_task(world.store, task).phase is Phase.ASSIGNED)
+        await keeping.send(WORKER, ACCEPT_TASK, [task, 0])
+        await keeping.send(WORKER, START_TASK, [task, digest(b"machine", account(WORKER).address)])
+        blob = keeping.add(WORKER, content)
+        world.mint(after_ms=11_000)
+        await keeping.send(WORKER, CHECKPOINT_TASK, [task, 10, blob, len(content)])
+
+        blobs, made = machine.network.blobs, keeping.machines[WORKER].network.blobs
+        assert blobs is not None and made is not None
+
+        def room() -> int:
+            begun = blobs.manifest(blob)
+            return len(content) - 1 if begun is None else 0
+
+        copies = ContainerCopies(
+            world.store, blobs, Inputs(machine.network, machine.wallet.address), lambda: [task], lambda: 0,
+            purpose="kept", room=room,
+        )  # fmt: skip
+        [wanted] = copies.look()
+        with pytest.raises(NoRoomForCopy):
+            await copies.fetch(wanted)
+        manifest = made.manifest(blob)
+        assert manifest is not None
+        blobs.begin(manifest.encode(), name=blob)  # a fetch that was cut off
+        await copies.fetch(wanted)
+        assert blobs.is_complete(blob)
         nursery.cancel_scope.cancel()
 
 
