@@ -89,6 +89,10 @@ class ContainerLogs:
         except DecodeError:  # damaged on the disk
             return ()
 
+    def forget(self, task: bytes) -> None:
+        """Forget the log of an earlier run of a task, as it begins again. Blocking."""
+        (self._folder / task.hex()).unlink(missing_ok=True)
+
     def tidy(self, is_known: Callable[[bytes], bool]) -> None:
         """Remove the logs of tasks that are not known any more, and files that were half written."""
         for path in self._folder.iterdir():

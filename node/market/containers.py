@@ -360,6 +360,7 @@ class Containers:
     async def _prepare(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bring image and inputs here, then say so: the meter begins with that."""
         await trio.to_thread.run_sync(self._files.forget, task)  # it may have run here before (R141)
+        await trio.to_thread.run_sync(self.logs.forget, task)
         left_s = max(0, duty.deadline_ms - self._ledger.head().steady_ms) / 1000
         reason, why = Reason.JOB_UNFIT, "not ready in time"
         with trio.move_on_after(PREPARE_SHARE * left_s):

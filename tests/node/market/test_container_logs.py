@@ -73,6 +73,16 @@ def test_a_reason_without_an_output_names_no_secret() -> None:
     assert b"hidden" not in found and found.startswith(b"log\n[no output is kept: '***/x'") and len(found) < 500
 
 
+async def test_a_task_that_begins_again_shows_nothing_of_its_earlier_run(tmp_path: Path) -> None:
+    backend, logs = logs_of(tmp_path)
+    await logs.keep(TASK)
+    backend.entries = (LogEntry(9, 1, b"the second run\n"),)
+    assert (await logs.read(TASK, LogPlace(), 1 << 20)).entries == ENTRIES
+    logs.forget(TASK)
+    assert (await logs.read(TASK, LogPlace(), 1 << 20)).entries == backend.entries
+    logs.forget(TASK)  # nothing is kept of most tasks
+
+
 async def test_a_reader_goes_on_after_the_end_until_the_task_is_forgotten(tmp_path: Path) -> None:
     backend, logs = logs_of(tmp_path)
     part = await logs.read(TASK, LogPlace(), 20)
