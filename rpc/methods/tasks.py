@@ -302,6 +302,18 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "seat": nullable(NUMBER),
 }
 
+_TUNED: Final = obj(
+    {
+        "blob": HASH_OUT,
+        "root": HASH_OUT,
+        "rank": NUMBER,
+        "alpha": NUMBER,
+        "targets": array(STRING),
+        "step": NUMBER,
+        "layout": NUMBER,
+    },
+    description="A state that another task has left, after so many steps.",
+)
 _MODEL: Final[dict[str, Schema]] = {
     "name": STRING,
     "widths": array(NUMBER),
@@ -399,6 +411,10 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 description="Temperature and `top_p` are in units of 10^-9. The last three are 0 in a greedy job.",
             ),
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
+            "adapter": nullable(_TUNED),
+            "start": nullable(_TUNED),
+            "preference": nullable(obj({"beta_nano": NUMBER})),
+            "pooling": obj({"name": STRING, "normalised": NUMBER}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "loop": obj(
                 {"accumulate": NUMBER, "evaluate_every": NUMBER, "keeps_best": NUMBER, "patience": NUMBER}
@@ -465,6 +481,10 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
         },
         optional=(
             "adapters",
+            "adapter",
+            "start",
+            "preference",
+            "pooling",
             "rates",
             "loop",
             "optimiser",

@@ -10,6 +10,7 @@ from state.primitives.errors import DecodeError
 from tasks.engines.embedding_plan import EmbeddingPlan
 from tasks.engines.errors import DatasetInvalid, UnsupportedJob
 from tasks.engines.evaluation_plan import EvaluationPlan
+from tasks.engines.pass_plan import adapter_plan_of
 from tasks.engines.plan_values import plan_from_value, plan_to_value
 from tasks.engines.starting import state_left
 from tasks.engines.state import TrainingState
@@ -25,6 +26,8 @@ from tests.tasks.passed import ADAPTER, Passed, embedded, evaluated
 from tests.tasks.programs.generations import made_adapter
 from tests.tasks.tuned import TINY
 
+LEFT = made_adapter(TINY, ADAPTER, 5)
+START_ROOT = LEFT.root(adapter_plan_of(TINY, ADAPTER))
 EMBEDDED, EVALUATED, ADAPTED = embedded(), evaluated(), evaluated(adapter=ADAPTER)
 LIMIT = 1 << 16
 CONFIG = {
@@ -61,7 +64,7 @@ def _pairs(data: bytes) -> None:
 
 
 def _started(data: bytes) -> None:
-    state_left(TINY, ADAPTER, bytes(32), data)
+    state_left(TINY, ADAPTER, START_ROOT, data)
 
 
 def _adapter(data: bytes) -> None:
@@ -95,7 +98,7 @@ def targets() -> Iterator[tuple[str, Target]]:
          "tasks.engines.plan_values:_read_choice"),
     )  # fmt: skip
     yield "adapters of a pass", Target(
-        _adapter, (made_adapter(TINY, ADAPTER, 5).encode(),),
+        _adapter, (LEFT.encode(),),
         ("tasks.engines.pass_plan:PassPlan.read_adapter",), (DatasetInvalid,), memory=160,
     )  # fmt: skip
     yield "settings of an encoder", Target(
@@ -119,7 +122,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.models.rows:pairs_of",), (RowsInvalid,), memory=160,
     )  # fmt: skip
     yield "state to start from", Target(
-        _started, (made_adapter(TINY, ADAPTER, 5).encode(),), ("tasks.engines.starting:state_left",),
+        _started, (LEFT.encode(),), ("tasks.engines.starting:state_left",),
         (DatasetInvalid,), memory=160,
     )  # fmt: skip
     yield "receipt of rows", Target(

@@ -97,7 +97,7 @@ def test_the_tokens_of_a_models_folder_are_taken(folder: Path) -> None:
         ("heads: 2", "heads: 2, tied: 1", "line 4: tied: true or false"),
         ("{layers: 2, width: 16, heads: 2, context: 12}", "huge", "line 4: shape: tiny, small, medium, large"),
         ("steps: 40", "steps: 40\nepochs: 3", "steps and epochs: give one of them"),
-        ("batch: 2", "model: some", "line 6: model is not a known field"),
+        ("batch: 2", "model: some", "line 6: model: task: and the ID of a task"),
         ("width: 16", "width: 8192", "the job cannot run"),
         ("data: book.txt", "data: none.txt", "none.txt: No such file"),
     ],
@@ -135,7 +135,7 @@ def test_a_job_asks_the_model_of_a_task(folder: Path) -> None:
     job: Any = make_job(request, tuned=left, **terms)
     assert decode_spec(encode_spec(job.spec)) == job.spec
     assert blobs_of(job) == (left.state.encode(), job.rows)
-    assert told_job(job)["model"] == "of the task that trained it, after 6 steps"
+    assert told_job(job)["model"] == "the model of the task that trained it, after 6 steps"
     with pytest.raises(RequestInvalid, match="the result of its task is needed"):
         make_job(request, **terms)
     with pytest.raises(RequestInvalid, match="kind finetune has no model"):

@@ -252,7 +252,7 @@ def test_names_with_and_without_a_head_are_read() -> None:
     ("fields", "said"),
     [
         ({"pooling": "max"}, "pooling"), ({"normalise": 1}, "normalise: true or false"), ({"batch": -1}, "batch"),
-        ({"epochs": 2}, "epochs is not a known field"), ({"adapter": "task:0x" + "ab" * 32}, "adapter"),
+        ({"epochs": 2}, "epochs is not a known field"), ({"adapter": "task:0x" + "ab" * 32}, "the result of"),
         ({"long_rows": "drop"}, "long_rows"), ({"max_length": 99}, "texts of 99 tokens"),
     ],
 )  # fmt: skip
