@@ -33,7 +33,7 @@ from tasks.custody.container_keys import earlier_key, open_checkpoint, open_resu
 from tasks.custody.errors import SecretsInvalid, StreamInvalid, WrapInvalid
 from tasks.custody.secrets import ContainerSecrets, decode_secrets, encode_secrets
 from tasks.custody.streams import open_stream, seal_stream
-from tasks.executor.containers.egress.client_hello import read_server_name
+from tasks.executor.containers.egress.client_hello import HelloReader
 from tasks.executor.containers.egress.targets import read_authority, read_url
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
@@ -190,8 +190,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.executor.containers.settings:image_facts",), (EngineError, ContainerRefused),
     )  # fmt: skip
     yield "the first bytes of TLS", Target(
-        lambda data: read_server_name(data), (HELLO, HELLO[:9]),
-        ("tasks.executor.containers.egress.client_hello:read_server_name",),
+        lambda data: HelloReader().feed(data), (HELLO, HELLO[:9]),
+        ("tasks.executor.containers.egress.client_hello:HelloReader.feed",),
     )  # fmt: skip
     yield "what a proxy is asked for", Target(
         _targets, (b"files.example.net:443", b"http://files.example.net/x"),

@@ -1,7 +1,7 @@
 """Which addresses a container may be connected to: those of the public Internet, and no others (R131).
 
 A name is the requester's, and so is what its addresses are. So none may lead into a network of the machine: not to
-the machine itself, its neighbours, its cloud's metadata, or to any of these in the clothes of another address.
+the machine itself, its neighbours, its cloud's metadata, or to any of these as part of another address.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BARRED_4: Final = tuple(
         "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
         "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
         "203.0.113.0/24", "224.0.0.0/3",
-        "168.63.129.16/32",  # the host of a virtual machine in Azure: a public number that is none
+        "168.63.129.16/32",  # the host of a virtual machine in Azure: its number looks public
     )
 )  # fmt: skip
 _OPEN_6: Final = IPv6Network("2000::/3")

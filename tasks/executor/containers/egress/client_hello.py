@@ -7,10 +7,10 @@ from typing import Final
 from state.primitives.errors import DecodeError
 from tasks.kinds.egress import NAME_LENGTH_MAX
 
-__all__ = ["HELLO_BYTES_MAX", "read_server_name"]
+__all__ = ["HELLO_BYTES_MAX", "HelloReader"]
 
 HELLO_BYTES_MAX: Final = 16 << 10
-"""Bytes of a ClientHello with its records: those with keys after quantum computers have some two KiB."""
+"""Bytes of a ClientHello with its records: those with post-quantum keys have some two KiB."""
 _RECORD_BYTES: Final = 5
 _HANDSHAKE: Final = 22
 _CLIENT_HELLO: Final = 1
@@ -46,34 +46,50 @@ class _Reader:
         return _Reader(self.take(self.number(count)))
 
 
-def read_server_name(data: bytes) -> str | None:
-    """Return the server name that a client asks for, in lower case; None where more bytes are needed.
+class HelloReader:
+    """Reads a ClientHello as its bytes come, each record once: a client may send them one by one."""
 
-    Raises DecodeError for what is no ClientHello, names no server or several, or has too many bytes.
-    """
-    if len(data) >= HELLO_BYTES_MAX:
-        raise DecodeError(f"not a ClientHello: {HELLO_BYTES_MAX} bytes and more")
-    message, at = bytearray(), 0
-    while len(message) < 4 or len(message) < 4 + int.from_bytes(message[1:4], "big"):
+    def __init__(self) -> None:
+        self.data = bytearray()
+        """All bytes so far."""
+        self._message, self._at = bytearray(), 0
+
+    def feed(self, data: bytes) -> str | None:
+        """Return the server name that a client asks for, in lower case; None where more bytes are needed.
+
+        Raises DecodeError for what is no ClientHello, names no server or several, or has too many bytes.
+        """
+        self.data += data
+        if len(self.data) >= HELLO_BYTES_MAX:
+            raise DecodeError(f"not a ClientHello: {HELLO_BYTES_MAX} bytes and more")
+        message = self._message
+        while len(message) < 4 or len(message) < 4 + int.from_bytes(message[1:4], "big"):
+            if message and message[0] != _CLIENT_HELLO:
+                raise DecodeError("not a ClientHello: another message of a handshake")
+            if not self._take_record():
+                return None
+        if message[0] != _CLIENT_HELLO:
+            raise DecodeError("not a ClientHello: another message of a handshake")
+        return _name_in(_Reader(bytes(message[4 : 4 + int.from_bytes(message[1:4], "big")])))
+
+    def _take_record(self) -> bool:
+        """Add the content of the next record to the message; False where more bytes are needed."""
+        data, at = self.data, self._at
         if data[at : at + 1] not in (b"", bytes([_HANDSHAKE])):
             raise DecodeError("not a ClientHello: not a handshake of TLS")
-        if message and message[0] != _CLIENT_HELLO:
-            raise DecodeError("not a ClientHello: another message of a handshake")
-        size = int.from_bytes(data[at + 3 : at + _RECORD_BYTES], "big")
         if len(data) < at + _RECORD_BYTES:
-            return None
+            return False
+        size = int.from_bytes(data[at + 3 : at + _RECORD_BYTES], "big")
         if data[at + 1] != 3 or not size:
             raise DecodeError("not a ClientHello: a record of another version, or an empty one")
         end = at + _RECORD_BYTES + size
         if end >= HELLO_BYTES_MAX:
             raise DecodeError(f"not a ClientHello: {HELLO_BYTES_MAX} bytes and more")
         if len(data) < end:
-            return None
-        message += data[at + _RECORD_BYTES : end]
-        at = end
-    if message[0] != _CLIENT_HELLO:
-        raise DecodeError("not a ClientHello: another message of a handshake")
-    return _name_in(_Reader(bytes(message[4 : 4 + int.from_bytes(message[1:4], "big")])))
+            return False
+        self._message += data[at + _RECORD_BYTES : end]
+        self._at = end
+        return True
 
 
 def _name_in(hello: _Reader) -> str:

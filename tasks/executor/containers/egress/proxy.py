@@ -20,7 +20,7 @@ import trio
 from state.primitives.errors import DecodeError
 from state.primitives.token_bucket import TokenBucket
 from tasks.executor.containers.egress.addresses import Network, chosen_addresses
-from tasks.executor.containers.egress.client_hello import HELLO_BYTES_MAX, read_server_name
+from tasks.executor.containers.egress.client_hello import HELLO_BYTES_MAX, HelloReader
 from tasks.executor.containers.egress.targets import Target, read_authority, read_url
 from tasks.kinds.egress import PORT_DEFAULT, is_covered
 
@@ -243,18 +243,17 @@ class EgressProxy:
 
     async def _hello(self, client: trio.SocketStream, first: bytes, target: Target) -> bytes:
         """Return the first bytes of a client once they name the server that it was let to. Else it is cut off."""
-        name: str | None = None
+        reader, name = HelloReader(), None
         with trio.move_on_after(HEAD_S):
             try:
-                while (name := read_server_name(first)) is None:
-                    part = await client.receive_some(HELLO_BYTES_MAX - len(first))
-                    if not part:
+                while (name := reader.feed(first)) is None:
+                    first = await client.receive_some(HELLO_BYTES_MAX - len(reader.data))
+                    if not first:
                         return b""
-                    first += part
             except DecodeError:
                 name = ""
             if name == target.host:
-                return first
+                return bytes(reader.data)
         self.use.refused += 1
         raise trio.ClosedResourceError("another server name than CONNECT's, or none")
 
@@ -264,9 +263,12 @@ class EgressProxy:
     ) -> None:  # fmt: skip
         """Send one plain request on, made again from its parts, and return what comes until the end."""
         to_server = h11.Connection(h11.CLIENT)
+        dropped = _HOP_HEADERS
+        if any(name == b"transfer-encoding" for name, _ in request.headers):
+            dropped |= {b"content-length"}  # a server that believed it would see a second request (RFC 9112, 6.1)
         kept = [
             (name, value) for name, value in request.headers
-            if name not in _HOP_HEADERS and not name.startswith(b"proxy-")
+            if name not in dropped and not name.startswith(b"proxy-")
         ]  # fmt: skip
         host = target.host if target.port == 80 else target.entry
         headers = [(b"host", host.encode()), *kept, (b"connection", b"close")]
@@ -365,9 +367,11 @@ async def _answer(http: h11.Connection, client: trio.SocketStream, refused: _Ref
             ("connection", "close"),
         ]  # fmt: skip
         head = h11.Response(status_code=refused.status, headers=headers, reason=refused.reason.encode())
-        data = (http.send(head) or b"") + (http.send(h11.Data(data=body)) or b"")
+        data = http.send(head) or b""
+        with suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
+            data += (http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b"")
         with trio.move_on_after(SEND_S):
-            await client.send_all(data + (http.send(h11.EndOfMessage()) or b""))
+            await client.send_all(data)
             await client.send_eof()
         with trio.move_on_after(DRAIN_S):  # closing before would take the answer back
             for _ in range(_DRAIN_CHUNKS_MAX):

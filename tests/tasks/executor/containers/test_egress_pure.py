@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from state.primitives.errors import DecodeError
 from tasks.executor.containers.egress import proxy as proxying
 from tasks.executor.containers.egress.addresses import ADDRESSES_MAX, chosen_addresses, is_public, parse_network
-from tasks.executor.containers.egress.client_hello import HELLO_BYTES_MAX, read_server_name
+from tasks.executor.containers.egress.client_hello import HELLO_BYTES_MAX, HelloReader
 from tasks.executor.containers.egress.proxy import EgressLimits, EgressProxy, EgressUse
 from tasks.executor.containers.egress.targets import Target, read_authority, read_url
 from tasks.executor.containers.request import ContainerRequest, Image, Limits
@@ -104,6 +104,10 @@ def records(message: bytes, size: int) -> bytes:
     return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
 
 
+def read_server_name(data: bytes) -> str | None:
+    return HelloReader().feed(data)
+
+
 HELLO: Final = hello("Files.Example.NET")
 
 
@@ -113,6 +117,21 @@ def test_the_server_name_is_found_however_the_bytes_are_cut() -> None:
     assert all(read_server_name(HELLO[:at]) is None for at in range(len(HELLO)))
     for size in (1, 7, 100):
         assert read_server_name(records(HELLO[5:], size)) == "files.example.net"
+
+
+def test_bytes_that_come_one_by_one_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may send each byte in a record of its own: what was read is not read again for every byte."""
+    taken, take = list[bool](), HelloReader._take_record
+
+    def noting(reader: HelloReader) -> bool:
+        taken.append(take(reader))
+        return taken[-1]
+
+    monkeypatch.setattr(HelloReader, "_take_record", noting)
+    data, reader = records(HELLO[5:], 1), HelloReader()
+    found = [reader.feed(data[at : at + 1]) for at in range(len(data))]
+    assert found == [None] * (len(data) - 1) + ["files.example.net"] and reader.data == data
+    assert taken.count(True) == len(HELLO) - 5 and taken.count(False) < len(data)
 
 
 def test_a_hello_without_a_name_or_with_two_is_refused() -> None:
@@ -331,6 +350,31 @@ async def test_n61_a_plain_request_is_made_again_from_its_parts(monkeypatch: pyt
     assert found.endswith(b"\r\n\r\nok")
     assert got.lower().count(b"host:") == 1 and b"host: files.example.net\r\n" in got.lower()
     assert b"other" not in got and b"proxy-" not in got.lower() and b"connection: close" in got.lower()
+
+
+async def test_n61_a_request_with_two_lengths_has_one_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that believed Content-Length would take what comes behind it for a second request."""
+    data = (
+        b"POST http://files.example.net/in HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"
+    )
+    async with proxied(monkeypatch) as one:
+        client = await one.ask(data)
+        server = await one.accept()
+        got = b""
+        with trio.fail_after(10):
+            while not got.endswith(b"0\r\n\r\n"):
+                got += await server.receive_some()
+        await server.aclose()
+        await client.aclose()
+    assert b"transfer-encoding: chunked\r\n" in got.lower() and b"content-length" not in got.lower()
+    assert got.endswith(b"\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
+
+
+async def test_a_refused_head_is_answered_without_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxied(monkeypatch) as one:
+        found = await one.answer(b"HEAD http://other.example.net/ HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 403 ") and found.endswith(b"\r\n\r\n")
 
 
 async def test_slow_heads_and_many_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
