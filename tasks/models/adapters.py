@@ -20,7 +20,7 @@ from tasks.models.receipts import FETCH_AGAIN, RECEIPT, json_bytes, root_of, tol
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import EVALUATION_BEST, FinetuneShape, state_tensors
+from tasks.programs.finetune import FinetuneShape, has_adapters, state_tensors
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
@@ -142,7 +142,7 @@ def receipt_of(
     Raises FolderInvalid for a name of a model that no file can carry, and for a state before the first evaluation
     of a job that keeps the best one.
     """
-    if shape.keeps_best and not any(state.tensors[EVALUATION_BEST]):
+    if not has_adapters(shape, state.tensors):
         raise FolderInvalid(f"no evaluation was complete after {state.step} steps, so no state is the best yet")
     if not BASE.fullmatch(base):
         raise FolderInvalid(f"{base[:40]!r} is not the name of a model: letters, digits and ._/- are allowed")

@@ -10,7 +10,7 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.state import TrainingState
 from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.finetune import FinetunePart
-from tasks.programs.finetune import EVALUATION_BEST
+from tasks.programs.finetune import has_adapters
 from tasks.spec import JobSpec
 
 __all__ = ["Tuned", "check_base", "name_of", "tuned_adapter", "whole_model"]
@@ -36,7 +36,7 @@ def tuned_adapter(tuned: Tuned) -> TunedAdapter:
             f"a task of kind {tuned.spec.kind} has no adapters; name one that fine-tuned the model"
         )
     plan = part.plan(tuned.spec.seed, tuned.spec.schedule.total_steps)
-    if plan.shape.keeps_best and not any(tuned.state.tensors[EVALUATION_BEST]):
+    if not has_adapters(plan.shape, tuned.state.tensors):
         raise UnsupportedJob("no evaluation of that task was complete, so it has no best adapters yet")
     return TunedAdapter(
         name_of(tuned.state.encode()), tuned.state.root(plan), *part.adapters, tuned.state.step, plan.shape.layout

@@ -79,6 +79,7 @@ __all__ = [
     "adapter_tensors",
     "check_rates",
     "finetune_program",
+    "has_adapters",
     "layer_adapters",
     "layer_tensors",
     "losses_in",
@@ -238,6 +239,15 @@ def losses_in(content: bytes) -> tuple[float, ...]:
     return unpack(f"<{EVALUATIONS_MAX}f", content)
 
 
+def has_adapters(shape: FinetuneShape, tensors: Mapping[str, bytes]) -> bool:
+    """Tell whether a state has the adapters of its job: if that keeps the best ones, after its first evaluation.
+
+    The lowest loss does not tell: that of preferences may be zero (R135). Best matrices are zero until then.
+    """
+    best = (name for name in tensors if name.startswith(f"{BEST}/"))
+    return not shape.keeps_best or any(any(tensors[name]) for name in best)
+
+
 def check_rates(shape: FinetuneShape, rates: FinetuneRates) -> None:
     """Raises ProgramInvalid for rates that no program of ``shape`` has."""
     rates.check()
@@ -321,6 +331,7 @@ class Part(IntEnum):
     START = 1
     FORWARD = 2
     BETWEEN = 3
+    """The rows of tokens as the reference reads them."""
     REFERENCE = 4
     """The way forward without adapters, of a job on preferences."""
     HEAD = 5

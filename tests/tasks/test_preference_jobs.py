@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
+from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import join_tensors
 from tasks.engines.tuning import Tuner, first_state
 from tasks.executor.job import Job as ExecutorJob
@@ -22,12 +24,13 @@ from tasks.kinds.finetune import Preference, TrainingLoop
 from tasks.ledger.lifecycle import Phase
 from tasks.models.adapters import Receipt, adapter_folder, check_folder, receipt_of
 from tasks.models.byte_tokens import ByteTokens
-from tasks.models.errors import RowsInvalid
+from tasks.models.errors import FolderInvalid, RowsInvalid
 from tasks.models.jobs import TuningSettings, make_tuning
 from tasks.models.left import tuned_adapter
 from tasks.models.rows import fitted_pairs, pair_rows_of, pairs_of
 from tasks.programs.finetune import (
     BETA_NANO_MAX,
+    EVALUATION_BEST,
     EVALUATION_LOSSES,
     Part,
     losses_in,
@@ -148,6 +151,26 @@ def test_pairs_that_nobody_trains_on_are_evaluated_and_a_folder_holds_the_adapte
     folder = adapter_folder(receipt, run.state().tensors)
     assert check_folder(folder) == receipt == Receipt.decode(receipt.encode())
     assert json.loads(receipt.encode())["shape"]["preference"] == BETA
+
+
+def test_adapters_of_an_evaluation_without_any_loss_are_there() -> None:
+    """With a large beta all pairs are told apart so well that the lowest loss is zero: it is the best one."""
+    spec, plan, _ = tuned(preference=BETA, samples=2, loop=TrainingLoop(evaluate_every=1, keeps_best=1), segment=1)
+    before = first_state(plan)
+    tensors = {
+        name: before.tensors[name.replace("best/", "parameter/")] if name.startswith("best/") else content
+        for name, content in before.tensors.items()
+    }
+    after = replace(before, step=plan.loop.evaluated_at(0), tensors=tensors)
+    assert not any(after.tensors[EVALUATION_BEST])
+    roots = {"model_root": spec.model_root(), "rows_root": spec.dataset.root}
+    terms: Any = {"base": "some/model", "task": None, **roots}
+    assert tuned_adapter(Left(spec, after)).root == after.root(plan)
+    assert receipt_of(plan.shape, after, **terms).state_root == after.root(plan)
+    with pytest.raises(UnsupportedJob, match="no best adapters yet"):
+        tuned_adapter(Left(spec, before))
+    with pytest.raises(FolderInvalid, match="no state is the best yet"):
+        receipt_of(plan.shape, before, **terms)
 
 
 # Files
