@@ -239,7 +239,7 @@ class JobSpec(NamedTuple):
         return sum(given.size_bytes for given in self.inputs())
 
     def model_bytes(self) -> int:
-        """Return the bytes of the job's frozen model, and of its adapters; 0 if it has none."""
+        """Return the bytes of all inputs but the data: frozen model, adapters, the state that it goes on from."""
         return sum(given.size_bytes for given in self.inputs() if given.kind is not SourceKind.DATA)
 
     def model_root(self) -> bytes:

@@ -217,19 +217,24 @@ class Inputs:
         """
         return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
-    async def all_of(self, spec: JobSpec, supply: Supply, task: bytes) -> JobInputs:
-        """Return what a job starts from. Raises as ``dataset``."""
+    async def all_of(self, spec: JobSpec, supply: Supply, task: bytes, *, begins: bool = False) -> JobInputs:
+        """Return what a segment reads; with ``begins`` also the state that the job goes on from (R133).
+
+        Only the first window's worker makes the job's first state of that. Raises as ``dataset``.
+        """
         dataset = await self.dataset(spec, supply, task)
         found = {SourceKind.STATE: b"", SourceKind.MODEL: b"", SourceKind.ADAPTER: b""}
         for given in spec.inputs()[1:]:
-            found[given.kind] = await self._model(given, supply, task)
+            if begins or given.kind is not SourceKind.STATE:
+                found[given.kind] = await self._model(given, supply, task)
         return JobInputs(dataset, found[SourceKind.MODEL] + found[SourceKind.ADAPTER], found[SourceKind.STATE])
 
     async def obtain_inputs(self, spec: JobSpec, supply: Supply, task: bytes) -> None:
-        """Fetch the blobs that a job starts from to this machine's disk. Raises InputUnavailable."""
+        """Fetch the blobs that a segment reads to this machine's disk. Raises InputUnavailable."""
         await self.obtain_dataset(spec, supply, task)
         for given in spec.inputs()[1:]:
-            await self.obtain(given.blob, supply, given.size_bytes, task)
+            if given.kind is not SourceKind.STATE:
+                await self.obtain(given.blob, supply, given.size_bytes, task)
 
     async def _model(self, given: Input, supply: Supply, task: bytes) -> bytes:
         """Return the blob of a frozen model. Raises InputUnavailable, also where it is another one.

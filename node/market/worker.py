@@ -261,7 +261,7 @@ class Worker:
         self._promises.keep_inputs(task, spec)
         requester = load_task(self._ledger.store, task).requester
         supply = Supply(partial(self._inputs.peers, requester), tries=FETCH_TRIES)
-        inputs = await self._inputs.all_of(spec, supply, task)
+        inputs = await self._inputs.all_of(spec, supply, task, begins=not duty.window)
         start: bytes | None = None
         resumes = await self._executor.resumes(task, spec, duty.window, duty.state_root)
         if not duty.window and (begun := spec.start()) is not None:

@@ -14,7 +14,7 @@ from tasks.ledger.records import load_window
 from tasks.models.left import Tuned, tuned_adapter
 from tasks.proofs import Code
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
-from tests.node.market.test_tuning import MADE, MODEL, PLAN, ROWS, job, name_of, put, started, world
+from tests.node.market.test_tuning import MADE, MODEL, PLAN, ROWS, has, job, name_of, put, started, world
 from tests.node.world import Machine, World
 from tests.tasks.programs.engines import engine
 from tests.tasks.test_pass_jobs import JOBS, blobs_of, run
@@ -57,6 +57,7 @@ async def test_a_job_goes_on_from_a_task_and_a_false_beginning_is_nobodys_failur
         for window in windows:
             assert window.phase == WindowPhase.FINAL
             assert {f.code for seat in window.verifiers for f in seat.findings or ()} == {Code.COMPUTED}
+        assert has(worker, first.state.encode()) and not has(verifier, first.state.encode())
         plan: Any = spec.plan()
         again = Tuner(plan, MADE.model, MADE.data, engine("numpy"), begun.of(first.state))
         again.run_steps(STEPS)
