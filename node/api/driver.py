@@ -238,13 +238,14 @@ class Driver:
 
     def _tuned(self, job: JobRecord, task: Task, found: TaskResult | None, status: str) -> dict[str, Any]:
         values: dict[str, Any] = {"status": status}
+        base = self._maker.base_name(job.model)
         if found is not None:
-            files = adapters_of(found, self._base(job))
+            files = adapters_of(found, base)
             values["result_files"] = [self._keep(job, "adapters", zipped(files), "adapters.zip")]
         is_whole = found is not None and is_end(found.spec, found.state)
         if status == "succeeded" and found is not None and is_whole:
             plan: Any = found.spec.plan()
-            parts = ("ft", self._base(job), "dekube", job.request.get("suffix") or "", task.id.hex())
+            parts = ("ft", base, "dekube", job.request.get("suffix") or "", task.id.hex())
             self._store.keep_state(job.id, found.state.encode())
             values["state_root"] = found.state.root(plan).hex()
             values["tuned_model"] = ":".join(parts)
@@ -261,10 +262,6 @@ class Driver:
         else:
             self._tell(job, "The job was cancelled.")
         return values
-
-    def _base(self, job: JobRecord) -> str:
-        """Return the name of the base model of a job, whose model may be a tuned one."""
-        return self._maker.base_of(job.model, is_deleted_too=True)[0].name
 
     def _answered(self, job: JobRecord, task: Task, found: TaskResult | None, status: str) -> dict[str, Any]:
         with self._making:

@@ -126,13 +126,19 @@ class Maker:
             error = not_found("model", model, param)
             error.reason = "model_not_found"
             raise error
-        base = job
-        while (found := self._find(base.model)) is None:  # a tuned model that was tuned again
-            before = self._store.tuned(base.model, is_deleted_too=True)
-            if before is None:
-                raise wrong(f"The base model {base.model} is not served any more.", param, "model_not_found")
-            base = before
+        base = self.base_name(model)
+        if (found := self._find(base)) is None:
+            raise wrong(f"The base model {base} is not served any more.", param, "model_not_found")
         return found, job
+
+    def base_name(self, model: str) -> str:
+        """Return the name of a model, or of the base model that one job or several have tuned it from.
+
+        The base model may not be served any more.
+        """
+        while self._find(model) is None and (job := self._store.tuned(model, is_deleted_too=True)) is not None:
+            model = job.model
+        return model
 
     def settled(self, job: JobRecord, **settings: Any) -> JobRecord:
         """Return a fine-tuning job with numbers for what its request left open. Raises ApiError."""

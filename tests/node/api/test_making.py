@@ -185,7 +185,11 @@ def test_a_tuned_model_is_tuned_again_and_makes_vectors(tmp_path: Path, model: P
         )  # fmt: skip
         store.add_job(job, budget=0, now_ms=0)
         store.keep_state(job.id, state.encode())
-    assert maker.base_of("ft:tiny:two")[0].name == "tiny"
+    assert maker.base_of("ft:tiny:two")[0].name == maker.base_name("ft:tiny:two") == "tiny"
+    removed = Maker([], Home(tmp_path / "other"), store, MakerOptions(1, 1))
+    with pytest.raises(ApiError, match="base model tiny is not served"):
+        removed.base_of("ft:tiny:two")
+    assert removed.base_name("ft:tiny:two") == "tiny"  # the result of a paid job is named without its files
     lines = [{
         "custom_id": "a", "method": "POST", "url": EMBEDDINGS, "body": {"model": names[-1], "input": WORDS[0]},
     }]  # fmt: skip
