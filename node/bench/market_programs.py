@@ -19,6 +19,7 @@ from tasks.kinds.finetune import (
     Adapters,
     BaseModel,
     FinetunePart,
+    Preference,
     RateSchedule,
     RowSet,
     TrainingLoop,
@@ -43,12 +44,15 @@ Payload = Callable[[bytes, JobSpec], list[Value]]
 
 
 def tuned_job(number: int) -> JobSpec:
-    """Return a job with all that a layer may have; each number is another program."""
+    """Return a job with all that a layer may have, on preferences; each number is another program.
+
+    One that evaluates has some calls more, a twentieth, but its proofs would have to show losses.
+    """
     model = BaseModel("llama", b"m" * 32, b"M" * 32, 40, 8, _LAYERS, 2, 1, 4, 12, 16, 10_000, 10_000, 0, 1)
     part = FinetunePart(
         model, RowSet(b"r" * 32, b"R" * 32, 8, 7, 6, 4), Adapters(4, 8, PROJECTIONS), 2,
         Optimiser("adamw", 1_000_000 + number, 900_000_000, 999_000_000, 10, 1),
-        RateSchedule("cosine", 1, NANO), TrainingLoop(accumulate=2),
+        RateSchedule("cosine", 1, NANO), TrainingLoop(accumulate=2), preference=Preference(NANO // 10),
     )  # fmt: skip
     job = job_of(price=PRICE // 2, windows=2)
     schedule = job.schedule._replace(segment_steps=1, window_steps=2, total_steps=4)

@@ -40,7 +40,7 @@ from tasks.dispute.moves import (
 from tasks.engines import tuning_plan
 from tasks.engines.dataset_layout import NodePlace
 from tasks.kinds.container import CHECKPOINT_BYTES_MAX, LOG_BYTES_MAX, OUTPUT_BYTES_MAX, SECONDS_MAX, ExitKind
-from tasks.kinds.finetune import STEP_CALLS_MAX
+from tasks.kinds.finetune import STEP_CALLS_MAX, TrainingLoop
 from tasks.ledger import (
     bonds,
     checkpoint_transitions,
@@ -388,21 +388,25 @@ def test_a_job_pays_for_the_program_that_its_specification_is_checked_with(
 
 
 @pytest.mark.parametrize(
-    ("layers", "clip", "least", "kind", "seats"),
+    ("layers", "clip", "least", "beta", "kind", "seats"),
     [
-        (CLIPPED_MAX // 14, NANO, 0.45, transitions.CREATE_TASK, []),
-        (75, 0, 0.9, transitions.CREATE_TASK, []),
-        (75, 0, 0.9, group_transitions.CREATE_GROUP, [1, 0]),
+        (CLIPPED_MAX // 14, NANO, 0.45, 0, transitions.CREATE_TASK, []),
+        (75, 0, 0.9, 0, transitions.CREATE_TASK, []),
+        (75, 0, 0.9, 0, group_transitions.CREATE_GROUP, [1, 0]),
+        (CLIPPED_MAX // 14, NANO, 0.6, NANO // 10, transitions.CREATE_TASK, []),
+        (58, 0, 0.9, NANO // 10, group_transitions.CREATE_GROUP, [1, 0]),
     ],
 )
 def test_the_largest_step_of_fine_tuning_pays_for_its_check_and_its_program(
-    layers: int, clip: int, least: float, kind: int, seats: list[Value]
+    layers: int, clip: int, least: float, beta: int, kind: int, seats: list[Value]
 ) -> None:
     """All of a layer that a job may have: no other check or pattern of a program takes more.
 
-    Clipping is for fewer layers: a step with it has half of the calls, but more for each layer.
+    Clipping is for fewer layers: a step with it has half of the calls, but more for each layer. With preferences
+    (R135), accumulation, evaluations and the best adapters there are the most.
     """
-    job = tuned(1, PROJECTIONS)[0]
+    loop = TrainingLoop(accumulate=2, evaluate_every=1, keeps_best=1) if beta else TrainingLoop()
+    job = tuned(1, PROJECTIONS, samples=3, loop=loop, preference=beta)[0]
     part: Any = job.part
     job = job.changed(
         model=part.model._replace(layers=layers, tied=0, biased=1), rates=part.rates._replace(clip_nano=clip),
