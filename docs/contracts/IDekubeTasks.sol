@@ -226,7 +226,8 @@ interface IDekubeTasks {
     /// @notice Say that a checkpoint is not there, as the machine that prepares; as requester of a running
     ///   container refuse it, so that pay that waits is burned.
     /// @param task Id of the task.
-    /// @param blob Content address of the checkpoint; of a requester zero if the machine has stored nothing.
+    /// @param blob Content address of the checkpoint. Of a requester zero if nothing is stored, or the
+    ///   address of the machine.
     function missCheckpoint(bytes32 task, bytes32 blob) external;
 
     /// @notice Say that a container of a quorum has ended, as its worker, and seal its result.

@@ -216,7 +216,10 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("tasks", "missCheckpoint"): Text(
         "Say that a checkpoint is not there, as the machine that prepares; as requester of a running container "
         "refuse it, so that pay that waits is burned.",
-        {"blob": "Content address of the checkpoint; of a requester zero if the machine has stored nothing."},
+        {
+            "blob": "Content address of the checkpoint. Of a requester zero if nothing is stored, or the "
+            "address of the machine."
+        },
         "Miss or refuse a checkpoint",
     ),
     ("tasks", "finishTask"): Text(

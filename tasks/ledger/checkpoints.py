@@ -10,7 +10,7 @@ from typing import Final
 
 from billing.escrow import Purpose
 from billing.prices import work_price
-from state.primitives.hashing import ZERO_HASH
+from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.primitives.receipts import EventType
 from tasks.errors import MeterMismatch, WrongPhase
 from tasks.ledger import registry
@@ -25,6 +25,7 @@ from tasks.spec import JobSpec, container_of
 __all__ = [
     "CHECKPOINT_EVENTS",
     "LEAVE_FINE_S_MAX",
+    "all_of_machine",
     "begin_run",
     "burn_what_waits",
     "count_seconds",
@@ -142,24 +143,32 @@ def name_checkpoint(case: Case, meter: MeterRecord, own_seconds: int, blob: byte
     case.scope.emit(CHECKPOINT_STORED(task, worker, blob or ZERO_HASH, size_bytes, at_s))
 
 
+def all_of_machine(worker: bytes) -> bytes:
+    """Return what a requester names to refuse whatever a machine has stored last: its address behind zeros."""
+    return worker.rjust(HASH_BYTES, b"\0")
+
+
 def burn_what_waits(case: Case, blob: bytes) -> None:
     """Burn what waits of the present machine's pay, for its requester says that ``blob`` holds no work (R137).
 
-    A zero hash says that the machine has stored nothing since its start. The seconds stay counted, and the next
-    machine begins with the checkpoint before. Raises MeterMismatch.
+    A zero hash says that the machine has stored nothing since its start; what ``all_of_machine`` gives, whatever
+    it has stored last. The seconds stay counted. The next machine begins with the checkpoint before, unless it is
+    the same one. Raises MeterMismatch.
     """
     task, worker = case.record.id, case.record.worker
     found, meter = load_checkpoints(case.state, task), load_meter(case.state, task)
     if container_of(case.spec).checkpoint is None:
         raise MeterMismatch("the container has no checkpoint")
     named = found.latest.blob if found.latest is not None and found.covered_s else b""
-    if (named or ZERO_HASH) != blob:
+    if blob not in (named or ZERO_HASH, all_of_machine(worker)):
         raise MeterMismatch("not what the machine has stored last")
     amount, waited_s = found.closing + found.open, found.closing_s + meter.own_seconds - found.covered_s
     burn_seconds(case, worker, amount)
     save_meter(case.state, task, meter._replace(paid=meter.paid - amount))
     if found.covered_s:
-        found = found._replace(latest=found.before, before=None)
+        before = found.before
+        is_same = before is not None and before.blob == named
+        found = found._replace(latest=None if is_same else before, before=None)
     *others, run = found.runs
     runs = (*others, run._replace(lost=run.lost + waited_s))
     save_checkpoints(case.state, task, found._replace(closing=0, closing_s=0, open=0, runs=runs))

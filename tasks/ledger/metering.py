@@ -21,6 +21,7 @@ __all__ = [
     "SECONDS_METERED",
     "begin_meter",
     "check_proven",
+    "count_to_now",
     "meter_seconds",
     "pay_held",
     "pay_until",
@@ -147,6 +148,20 @@ def store_checkpoint(case: Case, own_seconds: int, blob: bytes, size_bytes: int)
         save_meter(case.state, case.record.id, meter)
         _arm(case, stops=False)
     name_checkpoint(case, meter, own_seconds, blob, size_bytes)
+
+
+def count_to_now(case: Case) -> None:
+    """Count the seconds of the present machine up to now, a tick beyond the last count at most, as a stop does.
+
+    Its preparation is paid with that, if no count has paid it (R137).
+    """
+    meter = load_meter(case.state, case.record.id)
+    left_s = case.spec.schedule.total_steps - meter.seconds
+    up_s = max(0, case.now - meter.began_ms) // 1000
+    own_seconds = min(max(up_s, meter.own_seconds), meter.own_seconds + min(case.spec.tick_s, left_s))
+    if not case.record.prepared:
+        pay_seconds(case, 0, waits=False)
+    save_meter(case.state, case.record.id, pay_until(case, meter, own_seconds))
 
 
 def stop_container(case: Case, reason: Reason) -> None:

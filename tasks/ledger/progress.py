@@ -29,7 +29,7 @@ from tasks.ledger.group_records import GroupPhase, group_of_task, is_spare, load
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.meter_records import load_meter
-from tasks.ledger.metering import pay_held, silent_for_ms, stop_container
+from tasks.ledger.metering import count_to_now, pay_held, silent_for_ms, stop_container
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import parked_for, wake_order
@@ -473,7 +473,8 @@ def go_on_elsewhere(case: Case) -> None:
 def refuse_checkpoint(case: Case, blob: bytes) -> None:
     """Part with the machine of a running container whose checkpoint its requester refuses (R137).
 
-    What waits of its pay burns, so neither side gains by a lie. The machine has no pause and no mark.
+    Its seconds up to now are counted, and its preparation is paid. What waits of its pay burns, so neither side
+    gains by a lie. The machine has no pause and no mark.
     Raises KindMismatch, WrongPhase, MeterMismatch.
     """
     record = case.record
@@ -481,6 +482,8 @@ def refuse_checkpoint(case: Case, blob: bytes) -> None:
         raise KindMismatch("machines of a quorum are compared: none is refused")
     if record.phase != Phase.RUNNING or record.ending:
         raise WrongPhase("ending" if record.ending else record.phase.name.lower())
+    if container_of(case.spec).checkpoint is not None:
+        count_to_now(case)
     burn_what_waits(case, blob)
     exclude(case, record.worker)
     if record.attempts > container_of(case.spec).metering.retries:

@@ -21,8 +21,8 @@ from rpc.client.results import Task
 from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
-from state.primitives.hashing import ZERO_HASH
 from tasks.ledger.checkpoint_transitions import MISS_CHECKPOINT
+from tasks.ledger.checkpoints import all_of_machine
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.group_transitions import CANCEL_GROUP
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
@@ -56,11 +56,11 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.option("--checkpoint", type=TASK, metavar="BLOB", default=ZERO_HASH.hex(),
-              help="The last checkpoint of its machine. Default: it has stored nothing.")  # fmt: skip
+@click.option("--checkpoint", type=TASK, metavar="BLOB",
+              help="The last checkpoint of its machine. Default: whatever it has stored last.")  # fmt: skip
 @yes_option
 @json_option
-def refuse(session: Session, task_id: bytes, checkpoint: bytes, yes: bool, as_json: bool) -> None:
+def refuse(session: Session, task_id: bytes, checkpoint: bytes | None, yes: bool, as_json: bool) -> None:
     """Replace a container's machine whose last checkpoint holds no work.
 
     The machine gets no pay that waits for a checkpoint. That pay is burned: it does not return to you. Another
@@ -71,6 +71,10 @@ def refuse(session: Session, task_id: bytes, checkpoint: bytes, yes: bool, as_js
       dekube task refuse 0xTASK --checkpoint 0xBLOB
     """
     what = {"does": "replaces the machine and burns the pay that waits for a checkpoint", "comes back": "nothing"}
+    if checkpoint is None:
+        with session.client() as client:
+            found = client.task(task_id)
+        checkpoint = all_of_machine(b"" if found is None or found.worker is None else found.worker)
     _send_action(session, task_id, MISS_CHECKPOINT, [task_id, checkpoint], what, yes, as_json, only_in="running")
 
 

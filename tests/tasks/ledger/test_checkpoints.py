@@ -23,7 +23,7 @@ from tasks.ledger.checkpoint_records import (
     save_checkpoints,
 )
 from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
-from tasks.ledger.checkpoints import LEAVE_FINE_S_MAX
+from tasks.ledger.checkpoints import LEAVE_FINE_S_MAX, all_of_machine
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.registry import profile_from_value, profile_to_value, require_node
 from tasks.ledger.transitions import (
@@ -643,3 +643,43 @@ def test_only_what_was_stored_last_is_refused_and_only_by_the_requester() -> Non
     host(world, 2)
     other, _ = started(world)
     assert refuse(world, other, bytes(32)) == "meter_mismatch"  # nothing waits for a checkpoint there
+
+
+def test_n63_a_refusal_after_the_start_burns_the_seconds_and_pays_the_preparation() -> None:
+    """As a stop would pay them: else a requester took a machine's preparation for gas."""
+    world = World()
+    host(world, 1)
+    task, worker = started(world, job())
+    run_for(world, 8)
+    seconds = (world.time_ms - metered(world, task).began_ms) // 1000
+    assert refuse(world, task, bytes(32)) is None
+    assert world.task(task).prepared and paid_of(world, task, worker, Purpose.PREPARATION) > 0
+    counted = metered(world, task).seconds
+    assert seconds <= counted <= seconds + 5
+    assert burned_of(world, task, Purpose.HOLD_FORFEIT) == counted * SECOND
+
+
+def test_n62_who_names_a_checkpoint_in_each_block_is_refused_by_name() -> None:
+    world = World()
+    host(world, 1)
+    task, worker = started(world, job())
+    run_for(world, EVERY_S)
+    assert store(world, worker, task, EVERY_S, b"a" * 32) is None
+    assert store(world, worker, task, EVERY_S + 1, b"b" * 32) in (None, "meter_ahead")
+    assert refuse(world, task, b"a" * 32) in (None, "meter_mismatch")
+    if world.task(task).worker:
+        assert refuse(world, task, all_of_machine(b"x" * 20)) == "meter_mismatch"
+        assert refuse(world, task, all_of_machine(worker)) is None
+    assert world.task(task).reason == Reason.CHECKPOINT_REFUSED
+
+
+def test_a_false_checkpoint_that_was_named_twice_is_gone_with_its_refusal() -> None:
+    world = World()
+    host(world, 1)
+    task, worker = started(world, job())
+    for at in (1, 2):
+        run_for(world, EVERY_S)
+        assert store(world, worker, task, at * EVERY_S, b"f" * 32) is None
+    host(world, 2)
+    assert refuse(world, task, b"f" * 32) is None
+    assert stored(world, task).latest is None and stored(world, task).before is None
