@@ -139,6 +139,19 @@ class ContainerDisk:
             except OSError:
                 _run("umount", "-l", str(self.root))
 
+    def _settle(self) -> None:
+        """Have all that was written on the drive, and let nothing be written any more.
+
+        A mount may live on where it cannot be seen: in the namespace of a container that starts meanwhile. Its
+        file system would write to the file after it was overwritten.
+        """
+        if not self.is_mounted:
+            return
+        try:
+            _run("mount", "-o", "remount,ro", str(self.root))
+        except OSError:  # something of it is open for writing
+            _run("sync", "-f", str(self.root))
+
     def wipe(self) -> bool:
         """Overwrite what was written of disk, inputs and a checkpoint to restore, then remove them.
 
@@ -150,6 +163,7 @@ class ContainerDisk:
         if not self.folder.exists():
             return True
         self.forget_secrets()
+        self._settle()
         self.unmount()
         files = [self._file, *sorted(self.folder.glob("*.tar"))]
         for name in ("inputs", RESTORED):
