@@ -133,7 +133,9 @@ NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-re
 # Long walks of the chain's side, and lives of containers on engines of their own: they follow `make test`, in after-test.
 LATER = tests/cluster/test_epochs.py tests/cluster/test_founders.py tests/cluster/test_relay_pay.py tests/cluster/test_signer.py
 LATER_ENGINES = tests/node/market/test_leaving.py tests/node/market/test_quorums.py tests/node/market/test_sealed_containers.py \
-  tests/node/market/test_sealed_checkpoints.py tests/node/market/test_tampering.py tests/tasks/executor/containers/test_secrets.py
+  tests/node/market/test_sealed_checkpoints.py tests/node/market/test_tampering.py tests/node/market/test_container_egress.py \
+  tests/tasks/executor/containers/test_egress_engine.py tests/tasks/executor/containers/test_secrets.py \
+  tests/tasks/executor/containers/test_watchdog_engine.py
 
 networks: $(VENV)/dev.stamp ## cluster and test-wallets at once: what waits beside what computes
 	$(NETWORKS) -m cluster $(LATER:%=--ignore %) $(CLUSTER) tests/wallets
