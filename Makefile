@@ -86,7 +86,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation $(LATER_ENGINES:%=--ignore %)
+UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation $(LATER_ENGINES:%=--ignore %) $(LATER_UNIT:%=--ignore %)
 
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(UNIT) -m "not cluster and not compose and not s3 and not kubernetes"
@@ -131,7 +131,11 @@ soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, 
 CLUSTER = tests/cluster tests/testnet tests/node/bench
 NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
 # Long walks of the chain's side, and lives of containers on engines of their own: they follow `make test`, in after-test.
-LATER = tests/cluster/test_epochs.py tests/cluster/test_founders.py tests/cluster/test_relay_pay.py tests/cluster/test_signer.py
+LATER = $(addprefix tests/cluster/test_, bench_network.py clock_ahead.py double.py end.py epochs.py founders.py \
+  home_validators.py partial_mesh.py punch.py relay_pay.py roam.py signer.py upgrade.py)
+# Unit tests of models, benchmarks and played attacks: slow, and seldom the first to break.
+LATER_UNIT = tests/model tests/node/bench tests/fuzz/test_campaign.py tests/relay/test_adversary.py \
+  tests/tasks/simulation/test_attacks_played.py
 LATER_ENGINES = tests/node/market/test_leaving.py tests/node/market/test_quorums.py tests/node/market/test_sealed_containers.py \
   tests/node/market/test_sealed_checkpoints.py tests/node/market/test_tampering.py tests/node/market/test_container_egress.py \
   tests/tasks/executor/containers/test_egress_engine.py tests/tasks/executor/containers/test_secrets.py \
@@ -144,7 +148,8 @@ after-test: $(VENV)/dev.stamp ## what follows `make test` before a merge: contai
 	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
 	  $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster or compose or s3" tests/testnet/test_compose.py tests/clients \
 	  tests/rpc/client/stores
-	$(BIN)/pytest -q -n 2 --dist loadfile --without-nightly $(LATER) $(LATER_ENGINES)
+	$(BIN)/pytest -q -n 3 --dist loadfile --without-nightly $(LATER) $(LATER_ENGINES)
+	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly -m "not cluster" $(LATER_UNIT)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(NETWORKS) -m cluster $(CLUSTER)
