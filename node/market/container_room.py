@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from tasks.ledger.matching import host_cores
+from tasks.ledger.fitting import host_cores
 from tasks.ledger.queries import Action, WorkDuty
 from tasks.ledger.registry import NodeProfile
 from tasks.spec import JobSpec

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from tasks.kinds.egress import is_covered
-from tasks.ledger.ask_index import AskIndex, bits_of, places_of
+from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
+from tasks.ledger.bit_sets import bits_of, places_of
+from tasks.ledger.fitting import Needs, Traits
 
 __all__ = [
-    "CHANGED_MAX", "RATE_TOP", "RIVALS_LOOKED_MAX", "Ask", "Bid", "BondOf", "FundedBy", "FundedFor", "Match",
+    "CHANGED_MAX", "RIVALS_LOOKED_MAX", "Ask", "Bid", "BondOf", "FundedBy", "FundedFor", "Match",
     "Outcome", "clear", "in_order",
 ]  # fmt: skip
 
 
-RATE_TOP: Final = 1 << 64
-"""Above all rates."""
 RIVALS_LOOKED_MAX: Final = 4
 """Winners without which it is tried whether a group that went without would have had its machines."""
 CHANGED_MAX: Final = 32
@@ -31,49 +30,18 @@ CHANGED_MAX: Final = 32
 class Ask(NamedTuple):
     """What a machine offers: ``slots`` jobs at ``price`` or more per 10^12 units, backed by ``funds`` for bonds.
 
-    ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
-    first; ``tie`` is drawn and differs for each. ``owner`` is who is behind it. ``host_cores`` are its cores if it
-    runs containers, else 0. It has offered to stay until ``until_ms``; 0: it may leave at any time. ``egress`` are
-    patterns of the names that containers may reach there. Without ``takes_all_kinds`` it takes containers alone.
-    ``limits`` are bits of what its containers lack.
+    ``traits`` are what it has for a job. ``standing`` orders equal prices, the highest first; ``tie`` is drawn and
+    differs for each. ``owner`` is who is behind it.
     """
 
     machine: bytes
     price: int
     slots: int
     funds: int
-    gpus: int
-    memory_mib: int
-    rate: int
+    traits: Traits
     standing: int
     tie: bytes
     owner: bytes = b""
-    host_cores: int = 0
-    until_ms: int = 0
-    egress: tuple[str, ...] = ()
-    takes_all_kinds: bool = True
-    limits: int = 0
-
-    def meets(self, bid: Bid) -> bool:
-        """Tell whether the machine has what a job needs, whatever either pays."""
-        (
-            machine, _, _, _, gpus, memory_mib, rate, _, _, _, host_cores, until_ms, patterns, all_kinds, limits,
-        ) = self  # fmt: skip
-        (
-            _, _, least_gpus, least_mib, rate_min, barred, _, _, _, rate_max, _, _, _, least_cores, stays_ms,
-            names, refused,
-        ) = bid  # fmt: skip
-        return (
-            gpus >= least_gpus
-            and memory_mib >= least_mib
-            and rate_min <= rate <= rate_max
-            and host_cores >= least_cores
-            and until_ms >= stays_ms
-            and (least_cores > 0 or all_kinds)
-            and not limits & refused
-            and machine not in barred
-            and all(is_covered(name, patterns) for name in names)
-        )
 
 
 class Bid(NamedTuple):
@@ -82,28 +50,19 @@ class Bid(NamedTuple):
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
     that admits it, whatever they ask, and with ``then_lowest`` the lowest ask if none of them does. A machine has
     one of the bids of one ``group``. A bid with ``members`` is a group: it takes so many machines and ``spares``,
-    of which no two have one owner. ``host_cores`` are those that a container needs; 0 for other jobs. A machine
-    must have offered to stay until ``until_ms``, let containers reach the names in ``egress``, and have none of
-    the ``refused`` limits.
+    of which no two have one owner.
     """
 
     task: bytes
     limit: int
-    gpus: int
-    memory_mib: int
-    rate_min: int
+    needs: Needs
     barred: frozenset[bytes]
     tie: bytes
     drawn: tuple[bytes, ...] | None = None
     then_lowest: bool = False
-    rate_max: int = RATE_TOP
     group: bytes = b""
     members: int = 0
     spares: int = 0
-    host_cores: int = 0
-    until_ms: int = 0
-    egress: tuple[str, ...] = ()
-    refused: int = 0
 
 
 class Match(NamedTuple):
@@ -268,7 +227,7 @@ class _Call:
         if found.bit_count() < bid.members + bid.spares:
             return None
         asks = self.asks
-        offers = [Offer(at, (ask := asks[at]).price, ask.rate, ask.owner) for at in places_of(found)]
+        offers = [Offer(at, (ask := asks[at]).price, ask.traits.rate, ask.owner) for at in places_of(found)]
         band = cheapest_band(offers, bid.members, bid.spares)
         return None if band is None else seats_of(band, bid.members, bid.spares)
 
@@ -297,8 +256,8 @@ class _Call:
 
     def spare_price(self, bid: Bid, given: Sequence[tuple[int, int]]) -> int:
         """Return the lowest ask left free that a group could have had in its band, or its limit."""
-        low, rates = min(self.asks[at].rate for at, _ in given), self.index.rates
-        found = self._backers(bid) & self.open & rates.at_least(low) & ~rates.at_least(rate_top(low) + 1)
+        low = min(self.asks[at].traits.rate for at, _ in given)
+        found = self._backers(bid) & self.open & self.index.rates.within(low, rate_top(low))
         for at in bits_of(found & ~sum(1 << at for at, _ in given)):
             if not self.taken >> at & 1 or self._group_bond(bid, at) <= self.funds[at]:
                 return self.asks[at].price

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from billing.prices import BPS, TERA
-from tasks.ledger.ask_index import Thresholds
 from tasks.ledger.auction import Ask
+from tasks.ledger.bit_sets import Thresholds
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.settlement import Bonds
 
@@ -74,7 +74,7 @@ class BondIndex:
         self._asks, self._floors, self._new_windows = asks, floors, parameters.new_windows
         self._bond_bps = parameters.bond_windows_bps
         self.all = (1 << len(asks)) - 1
-        self._rates = Thresholds([ask.rate for ask in asks])
+        self._rates = Thresholds([ask.traits.rate for ask in asks])
         self._proved = Thresholds(proved)
         count = max(1, self._new_windows)
         # A machine is not new to a window of so many units at its own ask.

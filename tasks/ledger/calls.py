@@ -17,24 +17,17 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import balance_of
 from state.view.records import items_of, read_record
 from tasks.ledger import registry
-from tasks.ledger.ask_index import AskIndex, bits_of, places_of
+from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.auction import Ask, Bid, FundedFor, Match, clear, in_order
 from tasks.ledger.audits import bond_floor
+from tasks.ledger.bit_sets import bits_of, places_of
 from tasks.ledger.bond_index import Backing, BondIndex
 from tasks.ledger.deadlines import GROUPS_PER_CALL, Due, cancel, matches_due
+from tasks.ledger.fitting import needs_of, traits_of
 from tasks.ledger.group_records import GroupPhase, GroupRecord, group_of_task, load_group
 from tasks.ledger.groups import LoneSeat, Seated, lone_seat, start_group
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import (
-    Checkers,
-    Miss,
-    draw_weighted,
-    free_slots,
-    has_slot,
-    host_cores,
-    limits_of,
-    takes_all_kinds,
-)
+from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
@@ -244,23 +237,17 @@ class _Call:
         return digest(b"call-tie", self.seed + name)
 
     def _ask(self, node: NodeRecord) -> Ask:
-        profile = node.profile
-        gpus = min(len(profile.gpus), 1) if registry.is_limited(profile) else len(profile.gpus)
         return Ask(
             node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
-            balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
-            reputation_milli(node), self._tie(node.address), node.operator, host_cores(profile),
-            profile.until_ms, profile.egress, takes_all_kinds(profile), limits_of(profile),
+            balance_of(self.scope.state, node.address), traits_of(node.profile), reputation_milli(node),
+            self._tie(node.address), node.operator,
         )  # fmt: skip
 
     def _bid(self, case: Case) -> Bid:
-        record, wanted = case.record, case.spec.requirements
-        tie = self._tie(record.id)
+        record = case.record
+        needs = needs_of(case.spec, stay_of(case))
         bid = Bid(
-            record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
-            frozenset(record.excluded), tie, host_cores=case.spec.host_cores,
-            rate_max=case.spec.rate_max, until_ms=stay_of(case), egress=case.spec.egress,
-            refused=case.spec.refused_limits,
+            record.id, case.spec.max_price_per_tera_unit, needs, frozenset(record.excluded), self._tie(record.id)
         )  # fmt: skip
         if record.is_metered and case.spec.is_quorum:
             return self._bid_of_quorum(case, bid)
@@ -269,10 +256,8 @@ class _Call:
             return bid._replace(group=group.id, members=group.members, spares=group.spares)
         if record.group:
             lone = self._lone_seat(group_of_task(record))
-            bid = bid._replace(
-                group=group_of_task(record), rate_min=max(bid.rate_min, lone.rate_min), rate_max=lone.rate_max,
-                barred=bid.barred | lone.barred,
-            )  # fmt: skip
+            needs = needs._replace(rate=(max(needs.rate[0], lone.rate_min), lone.rate_max))
+            bid = bid._replace(group=group_of_task(record), needs=needs, barred=bid.barred | lone.barred)
         if self._is_vain(record):
             # Where most of all weights leave what they take, honest machines are dear: later draws have all.
             is_bounded = record.vain_offers < self.scope.parameters.offers_ranked + BOUNDED_DRAWS
@@ -403,7 +388,7 @@ class _Call:
     def _start(self, task: bytes, matches: Sequence[Match]) -> None:
         """Give a group its machines."""
         seated = [Seated(seat, match.ask.machine, match.price) for seat, match in enumerate(matches)]
-        start_group(self.scope, self.groups[task].id, seated, [match.ask.rate for match in matches])
+        start_group(self.scope, self.groups[task].id, seated, [match.ask.traits.rate for match in matches])
         self.cases[task] = Case.load(self.scope, task)
 
     def _is_unchecked(self, bid: Bid) -> bool:

@@ -9,8 +9,7 @@ from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
-from tasks.kinds.container import MachineLimit
-from tasks.kinds.egress import is_covered
+from tasks.ledger.fitting import lack, needs_of, traits_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import (
@@ -20,7 +19,6 @@ from tasks.ledger.registry import (
     candidates,
     candidates_in_turn,
     is_available,
-    is_limited,
     is_renewed,
     load_node,
     stake_as_of,
@@ -38,14 +36,10 @@ __all__ = [
     "eligible_verifiers",
     "free_slots",
     "has_slot",
-    "host_cores",
     "is_paused",
-    "lets_reach",
-    "limits_of",
     "may_admit",
     "parties_of",
     "race",
-    "takes_all_kinds",
 ]
 
 _LOG_BITS: Final = 32
@@ -272,38 +266,7 @@ def free_slots(node: NodeRecord, parameters: TaskParameters) -> int:
     return max(0, min(node.profile.slots, parameters.slots_max) - node.busy_slots)
 
 
-def host_cores(profile: NodeProfile) -> int:
-    """Return how many cores a machine has for containers: 0 unless its owner takes them (R93)."""
-    return profile.cores if profile.roles & NodeRole.CONTAINER else 0
-
-
-def lets_reach(profile: NodeProfile, egress: Sequence[str]) -> bool:
-    """Tell whether a machine's owner lets containers reach all the names of a job (R130)."""
-    return not egress or (bool(profile.egress) and all(is_covered(entry, profile.egress) for entry in egress))
-
-
-def takes_all_kinds(profile: NodeProfile) -> bool:
-    """Whether a machine takes jobs other than containers too (R124)."""
-    return not profile.roles & NodeRole.ONLY_CONTAINERS
-
-
-def limits_of(profile: NodeProfile) -> int:
-    """Return what the containers of a machine lack, as bits (R122)."""
-    return int(profile.roles) & int(MachineLimit.UNISOLATED | MachineLimit.NO_ROOT)
-
-
 def may_admit(profile: NodeProfile, spec: JobSpec, until_ms: int = 0) -> bool:
     """Tell whether a machine is what a job requires, at a price that it pays, and offers to stay ``until_ms``."""
-    wanted = spec.requirements
-    return (
-        profile.price_per_tera_unit <= spec.max_price_per_tera_unit
-        and len(profile.gpus) >= wanted.gpus
-        and profile.memory_mib >= wanted.memory_mib
-        and wanted.rate_min <= profile.rate <= spec.rate_max
-        and host_cores(profile) >= spec.host_cores
-        and profile.until_ms >= until_ms
-        and lets_reach(profile, spec.egress)
-        and not profile.roles & spec.refused_limits
-        and not (wanted.gpus > 1 and is_limited(profile))
-        and (spec.host_cores > 0 or takes_all_kinds(profile))
-    )
+    is_paid = profile.price_per_tera_unit <= spec.max_price_per_tera_unit
+    return is_paid and lack(traits_of(profile), needs_of(spec, until_ms)) is None

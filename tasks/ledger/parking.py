@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES, digest
 from state.view import Overlay, Reader, Table
+from tasks.ledger.fitting import usable_gpus
 from tasks.ledger.records import TaskRecord, load_job
-from tasks.ledger.registry import NodeProfile, is_limited
+from tasks.ledger.registry import NodeProfile
 from tasks.spec import GPUS_MAX, JobSpec
 
 __all__ = [
@@ -103,8 +104,7 @@ def parked_for(state: Reader, profile: NodeProfile, seed: bytes) -> Iterator[byt
 
     The classes begin at a place that ``seed`` picks and go around.
     """
-    gpus = min(len(profile.gpus), 1) if is_limited(profile) else len(profile.gpus)
-    most = _class(gpus, profile.memory_mib, profile.rate)
+    most = _class(usable_gpus(profile), profile.memory_mib, profile.rate)
     picks = digest(b"wake", seed)
     start = _Class(*(pick % (limit + 1) for pick, limit in zip(picks, most, strict=False)))
     highest = (_PRICE_TOP - profile.price_per_tera_unit + 1).to_bytes(_PRICE_BYTES, "big")

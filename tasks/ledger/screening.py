@@ -22,10 +22,10 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
-from tasks.kinds.container import MachineLimit
 from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.matching import host_cores, is_paused, lets_reach, limits_of, takes_all_kinds
+from tasks.ledger.fitting import REASONS, host_cores, lack, needs_of, traits_of
+from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
@@ -34,7 +34,6 @@ from tasks.ledger.registry import (
     NodeStatus,
     candidates,
     is_available,
-    is_limited,
     is_renewed,
     scan_nodes,
 )
@@ -249,7 +248,7 @@ def look_out(
     nodes = _machines(state)
     found = [node for node in nodes[:MACHINES_MAX] if node.profile.roles & NodeRole.COMPUTE]
     reasons = [_why_not(node, spec, now_ms, parameters, excluded) for node in found]
-    capable = [node for node, why in zip(found, reasons, strict=True) if why not in _INCAPABLE]
+    capable = [node for node, why in zip(found, reasons, strict=True) if why not in REASONS]
     counts = Counter(reasons)
     free = counts.pop("", 0)
     return Outlook(
@@ -272,21 +271,10 @@ def _why_not(
     node: NodeRecord, spec: JobSpec, now_ms: int, parameters: TaskParameters, excluded: Sequence[bytes]
 ) -> str:
     """Return the first thing that keeps a machine from a job, what lasts before what passes; empty for nothing."""
-    wanted, profile = spec.requirements, node.profile
-    limits = limits_of(profile) & spec.refused_limits
-    if (
-        len(profile.gpus) < wanted.gpus
-        or profile.memory_mib < wanted.memory_mib
-        or not wanted.rate_min <= profile.rate <= spec.rate_max
-        or host_cores(profile) < spec.host_cores
-        or profile.until_ms < stays_until_ms(spec, 0, now_ms, parameters)
-        or (wanted.gpus > 1 and is_limited(profile))
-        or not lets_reach(profile, spec.egress)
-        or not (spec.host_cores or takes_all_kinds(profile))
-    ):
-        return "lacks"
-    if limits:
-        return "unisolated" if limits & MachineLimit.UNISOLATED else "no_root"
+    profile = node.profile
+    missing = lack(traits_of(profile), needs_of(spec, stays_until_ms(spec, 0, now_ms, parameters)))
+    if missing is not None:
+        return missing.code
     if profile.price_per_tera_unit > spec.max_price_per_tera_unit:
         return "price"
     if node.address in excluded:
@@ -302,11 +290,8 @@ def _why_not(
     return "busy" if node.busy_slots >= min(profile.slots, parameters.slots_max) else ""
 
 
-_INCAPABLE: Final = ("lacks", "unisolated", "no_root")
 _WHY: Final = {
-    "lacks": "without what the job requires",
-    "unisolated": "whose containers may reach a network (`allow: [unisolated]` takes them too)",
-    "no_root": "that run no container as user 0",
+    **{reason.code: reason.told for reason in REASONS.values()},
     "price": "above its highest price",
     "left": "that has left this task, which is for ever",
     "retiring": "retiring",
@@ -329,8 +314,8 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
             f"no machine runs containers with {spec.host_cores} cores, {wanted.gpus} GPUs, {wanted.memory_mib} MiB"
             f" and a rate from {wanted.rate_min} to {spec.rate_max}; {_rates_told(outlook.host_rates)}"
         )
-        if limited := [f"{outlook.why[name]} {_WHY[name]}" for name in _INCAPABLE[1:] if name in outlook.why]:
-            text += f"; beside these there are {' and '.join(limited)}"
+        if outlook.machines:
+            text += f"; of {outlook.machines} machines there are {_reasons_told(outlook)}"
         if not container_of(spec).is_interruptible:
             text += "; it must have offered to stay until the end of the job (`interruptible: true` needs no such)"
         if spec.egress:
@@ -346,7 +331,14 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         if amount > most
     )
     text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
+    if outlook.machines:
+        text += f" ({_reasons_told(outlook)})"
     return [Objection("no_such_machine", text)]
+
+
+def _reasons_told(outlook: Outlook) -> str:
+    """Return how many machines each reason keeps from a job."""
+    return ", ".join(f"{count} {_WHY[why]}" for why, count in outlook.why.items())
 
 
 def _reached_told(outlook: Outlook) -> str:
@@ -448,7 +440,6 @@ def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         )
         return [Objection("price_below_all", text)]
     if not outlook.free:
-        told = ", ".join(f"{count} {_WHY[why]}" for why, count in outlook.why.items())
-        text = f"none of {outlook.machines} machines for compute can take it now ({told})"
+        text = f"none of {outlook.machines} machines for compute can take it now ({_reasons_told(outlook)})"
         return [Objection("no_machine_free", text)]
     return []

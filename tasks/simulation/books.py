@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tasks.ledger.auction import Ask, Bid, Outcome, clear
+from tasks.ledger.fitting import Needs, Traits
 from tasks.simulation.dice import Dice
 
 __all__ = ["WAYS", "Book", "Gain", "search"]
@@ -44,11 +45,11 @@ class Gain(NamedTuple):
 
 
 def _ask(number: int, price: int, dice: Dice) -> Ask:
-    return Ask(number.to_bytes(20, "big"), price, 1, 1 << 60, 0, 0, 0, 0, dice.bytes())
+    return Ask(number.to_bytes(20, "big"), price, 1, 1 << 60, Traits(), 0, dice.bytes())
 
 
 def _bid(number: int, limit: int, dice: Dice) -> Bid:
-    return Bid(number.to_bytes(32, "big"), limit, 0, 0, 0, frozenset(), dice.bytes())
+    return Bid(number.to_bytes(32, "big"), limit, Needs(), frozenset(), dice.bytes())
 
 
 def draw_book(dice: Dice, bids: int, machines: int) -> Book:

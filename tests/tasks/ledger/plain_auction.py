@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from tasks.ledger.auction import RIVALS_LOOKED_MAX, Ask, Bid, BondOf, Match, Outcome
 from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
+from tasks.ledger.fitting import lack
 
-__all__ = ["clear_plainly"]
+__all__ = ["clear_plainly", "meets"]
 
 _Taken = tuple[Bid, Sequence[tuple[int, int]]]
 """A bid, and the asks that it takes with their bonds, in the order of its seats."""
+
+
+def meets(ask: Ask, bid: Bid) -> bool:
+    """Tell whether the machine has what a job needs and is not barred, whatever either pays."""
+    return ask.machine not in bid.barred and lack(ask.traits, bid.needs) is None
 
 
 class _Call:
@@ -48,7 +54,7 @@ class _Call:
             ask = self.asks[at]
             if ask.price > below:
                 return
-            if slots[at] and ask.meets(bid) and (not bid.group or (bid.group, at) not in self.given):
+            if slots[at] and meets(ask, bid) and (not bid.group or (bid.group, at) not in self.given):
                 yield at
 
     def _choice(self, bid: Bid) -> Iterator[int]:
@@ -89,14 +95,14 @@ class _Call:
         known = self._group_bonds.get(bid.task)
         if known is None:
             known = self._group_bonds[bid.task] = [
-                self.bond_of(bid, ask, ask.price) if ask.price <= bid.limit and ask.meets(bid) else None
+                self.bond_of(bid, ask, ask.price) if ask.price <= bid.limit and meets(ask, bid) else None
                 for ask in self.asks
             ]
         return known
 
     def _seats(self, bid: Bid, slots: Sequence[int], funds: Sequence[int]) -> list[Offer] | None:
         offers = [
-            Offer(at, self.asks[at].price, self.asks[at].rate, self.asks[at].owner)
+            Offer(at, self.asks[at].price, self.asks[at].traits.rate, self.asks[at].owner)
             for at, bond in enumerate(self._bonds(bid))
             if bond is not None and slots[at] and bond <= funds[at]
         ]
@@ -124,11 +130,11 @@ class _Call:
 
     def spare_price(self, bid: Bid, given: Sequence[tuple[int, int]]) -> int:
         """Return the lowest ask left free that a group could have had in its band, or its limit."""
-        low = min(self.asks[at].rate for at, _ in given)
+        low = min(self.asks[at].traits.rate for at, _ in given)
         own = {at for at, _ in given}
         for at, bond in enumerate(self._bonds(bid)):
             is_free = bond is not None and at not in own and self.slots[at] > 0 and bond <= self.funds[at]
-            if is_free and low <= self.asks[at].rate <= rate_top(low):
+            if is_free and low <= self.asks[at].traits.rate <= rate_top(low):
                 return self.asks[at].price
         return bid.limit
 
@@ -138,7 +144,7 @@ class _Call:
         for bid in losers:
             if bid.limit <= ask.price:
                 return 0
-            if not bid.members and ask.meets(bid) and self._could(bid, at):
+            if not bid.members and meets(ask, bid) and self._could(bid, at):
                 return bid.limit
         return 0
 
@@ -174,7 +180,7 @@ class _Call:
         for at, ask in enumerate(self.asks):
             if ask.price > bid.limit:
                 return False
-            if ask.slots > self.slots[at] and ask.meets(bid) and self._could(bid, at):
+            if ask.slots > self.slots[at] and meets(ask, bid) and self._could(bid, at):
                 return True
         return False
 

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.prices import work_price
-from tasks.ledger.ask_index import AskIndex, Thresholds, bits_of, places_of
+from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.auction import CHANGED_MAX, Ask, Bid, FundedFor, clear
 from tasks.ledger.audits import bond_floor
+from tasks.ledger.bit_sets import Thresholds, bits_of, places_of
 from tasks.ledger.bond_index import BondIndex, units_for
+from tasks.ledger.fitting import Needs, Traits
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.settlement import Bonds
-from tests.tasks.ledger.plain_auction import clear_plainly
+from tests.tasks.ledger.plain_auction import clear_plainly, meets
 from tests.tasks.world import spec
 
 RICH: Final = 10**9
@@ -40,23 +42,26 @@ def books(draw: st.DrawFn) -> tuple[list[Ask], list[Bid]]:
     asks = [
         Ask(
             bytes([at]), draw(st.integers(1, 12)), draw(st.integers(0, 3)), draw(st.integers(0, 150)),
-            *draw(NEEDS), draw(st.integers(80, 120)), draw(st.integers(0, 1)), bytes([at]),
-            bytes([draw(st.integers(1, 4))]), draw(st.sampled_from([0, 0, 4, 8])),
-            draw(st.sampled_from([0, 5, 9])), draw(st.sampled_from([(), (), ("*.b.c:1",), ("*:1", "a.b.c:1")])),
-            draw(st.booleans()), draw(st.sampled_from([0, 0, 64, 256, 320])),
+            Traits(
+                *draw(NEEDS), draw(st.integers(80, 120)), draw(st.sampled_from([0, 0, 4, 8])),
+                draw(st.sampled_from([0, 5, 9])),
+                draw(st.sampled_from([(), (), ("*.b.c:1",), ("*:1", "a.b.c:1")])),
+                draw(st.sampled_from([0, 0, 64, 128, 256, 320])),
+            ),
+            draw(st.integers(0, 1)), bytes([at]), bytes([draw(st.integers(1, 4))]),
         )
         for at in range(1, 1 + draw(st.integers(0, 12)))
     ]  # fmt: skip
     bids = []
     for at in range(1, 1 + draw(st.integers(0, 14))):
         name, least = bytes([at]), draw(st.sampled_from([0, 0, 90, 100]))
-        bid = Bid(
-            name, draw(st.integers(1, 16)), *draw(NEEDS), least, draw(st.frozensets(MACHINES, max_size=2)), name,
-            rate_max=least + draw(st.sampled_from([1000, 1000, 15])),
-            host_cores=draw(st.sampled_from([0, 0, 4, 6])), until_ms=draw(st.sampled_from([0, 0, 0, 6])),
-            egress=draw(st.sampled_from([(), (), (), ("a.b.c:1",), ("*.b.c:1", "b.c:1")])),
-            refused=draw(st.sampled_from([0, 64, 64, 320])),
+        needs = Needs(
+            *draw(NEEDS), (least, least + draw(st.sampled_from([1000, 1000, 15]))),
+            draw(st.sampled_from([0, 0, 4, 6])), draw(st.sampled_from([0, 0, 0, 6])),
+            draw(st.sampled_from([(), (), (), ("a.b.c:1",), ("*.b.c:1", "b.c:1")])),
+            draw(st.sampled_from([0, 64, 128, 320])),
         )  # fmt: skip
+        bid = Bid(name, draw(st.integers(1, 16)), needs, draw(st.frozensets(MACHINES, max_size=2)), name)
         members = draw(st.sampled_from([0, 0, 0, 1, 2, 4]))
         if members:
             bid = bid._replace(group=name, members=members, spares=draw(st.integers(0, 2)))
@@ -72,7 +77,7 @@ def bond_of(bid: Bid, ask: Ask, price: int) -> int | None:
     """A bond that differs for each pair; some pairs may not be, for a reason that no order shows."""
     if not bid.members and bid.task[0] * 7 % 5 == ask.machine[0] % 5:
         return None
-    return 2 * price * (1 + bid.task[0] % 5) + ask.rate // 10
+    return 2 * price * (1 + bid.task[0] % 5) + ask.traits.rate // 10
 
 
 def in_excess(asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:
@@ -102,7 +107,7 @@ def test_an_index_finds_the_asks_that_meet_a_bid_at_its_limit(book: tuple[list[A
     asks, bids = book
     index = AskIndex(asks)
     for bid in bids:
-        expected = [at for at, ask in enumerate(asks) if ask.price <= bid.limit and ask.meets(bid)]
+        expected = [at for at, ask in enumerate(asks) if ask.price <= bid.limit and meets(ask, bid)]
         assert places_of(index.meeting(bid)) == expected
 
 
@@ -124,9 +129,9 @@ def test_few_pairs_are_looked_at_however_many_could_not_be(slots: int) -> None:
         found = Thresholds(funds).at_least(10)
         return lambda _bid: found
 
-    asks = [Ask(named(at), 1, slots, 19, 9, 9, 9, 0, named(at)) for at in range(100)]
-    asks += [Ask(named(at), 1, slots, 9, 9, 9, 9, 0, named(at)) for at in range(100, 512)]
-    bids = [Bid(named(at), 10, 0, 0, 0, frozenset(), named(at)) for at in range(128)]
+    asks = [Ask(named(at), 1, slots, 19, Traits(9, 9, 9), 0, named(at)) for at in range(100)]
+    asks += [Ask(named(at), 1, slots, 9, Traits(9, 9, 9), 0, named(at)) for at in range(100, 512)]
+    bids = [Bid(named(at), 10, Needs(), frozenset(), named(at)) for at in range(128)]
     outcome = clear(asks, bids, bond, by_funds)
     assert len(outcome.matches) == 100
     assert len(outcome.outbid) == 28
@@ -169,7 +174,7 @@ def test_the_machines_that_back_a_job_are_those_whose_money_covers_the_bond(
     usual, new = (bond_floor(base_fee, is_new=is_new, parameters=parameters) for is_new in (False, True))
     asks, funds, expected = [], [], []
     for at, (price, rate, part, proved) in enumerate(machines):
-        asks.append(Ask(bytes([at]), price, 1, 0, 0, 0, rate, 0, bytes([at])))
+        asks.append(Ask(bytes([at]), price, 1, 0, Traits(rate=rate), 0, bytes([at])))
         bond = bonds.at(price, rate, usual)
         charge = work_price(made.window_units(0), price)
         worth = max(charge, bonds.least_worth)
@@ -184,7 +189,7 @@ def test_the_machines_that_back_a_job_are_those_whose_money_covers_the_bond(
 
 def test_a_job_has_as_many_classes_of_machines_as_its_bonds_cover_windows() -> None:
     made = spec(total=4_000_000, segment=1_000, window=20_000, price=10**16)
-    asks = [Ask(named(at), 1, 1, 0, 0, 0, 1 << at // 8, 0, named(at)) for at in range(400)]
+    asks = [Ask(named(at), 1, 1, 0, Traits(rate=1 << at // 8), 0, named(at)) for at in range(400)]
     index = BondIndex(asks, [0] * len(asks), (0, 0), TaskParameters())
     classes = index.backing_of(Bonds(made, 0, TaskParameters())).classes
     assert 3 < len(classes) <= TaskParameters().open_windows_max

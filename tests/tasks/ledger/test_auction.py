@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.ledger.auction import Ask, Bid, FundedFor, Outcome, clear
+from tasks.ledger.fitting import RATE_TOP, Needs, Traits
+from tests.tasks.ledger.plain_auction import meets
 
 RICH: Final = 10**9
 NEEDS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2))
@@ -20,12 +22,14 @@ NEEDS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2))
 def ask(
     name: int, price: int, *, slots: int = 1, funds: int = RICH, needs: tuple[int, int, int] = (0, 0, 0)
 ) -> Ask:
-    return Ask(bytes([name]) * 20, price, slots, funds, *needs, standing=0, tie=bytes([name]))
+    return Ask(bytes([name]) * 20, price, slots, funds, Traits(*needs), standing=0, tie=bytes([name]))
 
 
 def bid(name: int, limit: int, *, needs: tuple[int, int, int] = (0, 0, 0), barred: Sequence[int] = ()) -> Bid:
     excluded = frozenset(bytes([machine]) * 20 for machine in barred)
-    return Bid(bytes([name]) * 32, limit, *needs, barred=excluded, tie=bytes([name]))
+    gpus, memory_mib, rate_min = needs
+    wants = Needs(gpus, memory_mib, (rate_min, RATE_TOP))
+    return Bid(bytes([name]) * 32, limit, wants, barred=excluded, tie=bytes([name]))
 
 
 def units(order: Bid) -> int:
@@ -56,7 +60,7 @@ def books(most: int = 12) -> st.SearchStrategy[tuple[list[Ask], list[Bid]]]:
 def admits(machine: Ask, order: Bid) -> bool:
     return (
         machine.price <= order.limit
-        and machine.meets(order)
+        and meets(machine, order)
         and bond(order, machine, machine.price) <= machine.funds
     )
 
@@ -82,7 +86,7 @@ def test_nobody_pays_more_than_its_bid_or_gets_less_than_its_ask(book: tuple[lis
     taken, locked = Counter[bytes](), Counter[bytes]()
     for match in outcome.matches:
         assert match.ask.price <= match.price <= match.bid.limit
-        assert match.ask.meets(match.bid)
+        assert meets(match.ask, match.bid)
         taken[match.ask.machine] += 1
         locked[match.ask.machine] += bond(match.bid, match.ask, match.price)
     assert all(taken[each.machine] <= each.slots and locked[each.machine] <= each.funds for each in asks)
@@ -191,10 +195,10 @@ def test_machines_without_money_hide_nobody_and_the_work_is_bounded(funds: int) 
     def named(at: int) -> bytes:
         return at.to_bytes(4, "big") * 5
 
-    asks = [Ask(named(at), 1, 1, funds, 9, 9, 9, 0, named(at)) for at in range(1000)]
-    asks += [Ask(named(at), 5, 1, RICH, 9, 9, 9, 0, named(at)) for at in range(1000, 1050)]
+    asks = [Ask(named(at), 1, 1, funds, Traits(9, 9, 9), 0, named(at)) for at in range(1000)]
+    asks += [Ask(named(at), 5, 1, RICH, Traits(9, 9, 9), 0, named(at)) for at in range(1000, 1050)]
     bids = [
-        Bid(at.to_bytes(4, "big") * 8, 10, 0, 0, 0, frozenset(), at.to_bytes(4, "big")) for at in range(MANY)
+        Bid(at.to_bytes(4, "big") * 8, 10, Needs(), frozenset(), at.to_bytes(4, "big")) for at in range(MANY)
     ]  # fmt: skip
 
     def funded_by(asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:

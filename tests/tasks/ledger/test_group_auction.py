@@ -15,22 +15,29 @@ from hypothesis import strategies as st
 
 from tasks.ledger.auction import RIVALS_LOOKED_MAX, Ask, Bid, Outcome, clear
 from tasks.ledger.bands import Offer, cheapest_band, rate_top, seats_of
+from tasks.ledger.fitting import RATE_TOP, Needs, Traits
 
 RICH = 10**9
 
 
 def ask(name: int, price: int, rate: int, *, owner: int = 0, slots: int = 1, funds: int = RICH) -> Ask:
     behind = bytes([owner or name]) * 20
-    return Ask(bytes([name]) * 20, price, slots, funds, 0, 0, rate, 0, bytes([name]), behind)
+    return Ask(bytes([name]) * 20, price, slots, funds, Traits(rate=rate), 0, bytes([name]), behind)
+
+
+def at_least(rate: int) -> Needs:
+    return Needs(rate=(rate, RATE_TOP))
 
 
 def group(name: int, limit: int, members: int, spares: int = 0, rate_min: int = 0) -> Bid:
     task = bytes([name]) * 32
-    return Bid(task, limit, 0, 0, rate_min, frozenset(), bytes([name]), group=task, members=members, spares=spares)
+    return Bid(
+        task, limit, at_least(rate_min), frozenset(), bytes([name]), group=task, members=members, spares=spares
+    )  # fmt: skip
 
 
 def single(name: int, limit: int) -> Bid:
-    return Bid(bytes([name]) * 32, limit, 0, 0, 0, frozenset(), bytes([name]))
+    return Bid(bytes([name]) * 32, limit, Needs(), frozenset(), bytes([name]))
 
 
 def bond(_order: Bid, _machine: Ask, price: int) -> int:
@@ -118,7 +125,7 @@ def could(order: Bid, machines: Sequence[Ask]) -> bool:
     count = order.members + order.spares
     fit = [each for each in machines if each.price <= order.limit and bond(order, each, each.price) <= each.funds]
     for choice in itertools.combinations([each for each in fit if each.slots], count):
-        rates = [each.rate for each in choice]
+        rates = [each.traits.rate for each in choice]
         is_band = 8_700 * max(rates) <= 10_000 * min(rates)
         if is_band and len({each.owner for each in choice}) >= order.spares:
             return True
@@ -166,7 +173,7 @@ def test_a_group_has_all_its_machines_or_none(book: tuple[list[Ask], list[Bid]])
         if lost or not order.members:
             continue
         assert len({each.machine for each in given_to}) == len(given_to) == order.members + order.spares
-        rates = [each.rate for each in given_to]
+        rates = [each.traits.rate for each in given_to]
         assert 8_700 * max(rates) <= 10_000 * min(rates)
         assert len({each.owner for each in given_to[order.members :]}) == order.spares
     # Nothing is kept for who went without, and nobody goes without beside machines that would do.
@@ -232,7 +239,7 @@ def test_a_group_that_lost_presses_a_group_that_won() -> None:
 def test_a_group_presses_nobody_beyond_the_winners_that_are_looked_at() -> None:
     count = RIVALS_LOOKED_MAX + 2
     fast, slow = [ask(1, 2, 1_000)], [ask(at, 2, 100) for at in range(2, count + 1)]
-    jobs = [single(1, 30)._replace(rate_min=1_000), *(single(at, 30 - at) for at in range(2, count + 1))]
+    jobs = [single(1, 30)._replace(needs=at_least(1_000)), *(single(at, 30 - at) for at in range(2, count + 1))]
     outcome = clear([*fast, *slow], [*jobs, group(60, 9, 1, rate_min=1_000)], bond)
     assert {match.price for match in outcome.matches} == {2}
 

@@ -161,9 +161,13 @@ def test_what_no_machine_has_is_refused_and_what_one_has_is_not() -> None:
     world.add_machine(2, roles=NodeRole.VERIFY, gpus=8)
     wanted = spec()._replace(requirements=Requirements(2, 64_000, 10**10))
     assert seen(world, wanted) == ([], [], {})
-    for lacks in (Requirements(3, 0, 0), Requirements(0, 64_001, 0), Requirements(0, 0, 10**10 + 1)):
+    for lacks, reason in (
+        (Requirements(3, 0, 0), "gpus"),
+        (Requirements(0, 64_001, 0), "memory"),
+        (Requirements(0, 0, 10**10 + 1), "slow"),
+    ):
         objections, _, why = seen(world, wanted._replace(requirements=lacks))
-        assert (objections, why) == (["no_such_machine"], {"lacks": 1})
+        assert (objections, why) == (["no_such_machine"], {reason: 1})
 
 
 def test_a_network_without_machines_is_told_and_nothing_more() -> None:
@@ -200,7 +204,7 @@ def test_of_more_machines_than_are_looked_at_nothing_is_said(monkeypatch: pytest
     world.add_machine(2)
     monkeypatch.setattr("tasks.ledger.screening.MACHINES_MAX", 1)
     assert MACHINES_MAX > 1
-    assert seen(world, spec()._replace(requirements=Requirements(4, 0, 0))) == ([], [], {"lacks": 1})
+    assert seen(world, spec()._replace(requirements=Requirements(4, 0, 0))) == ([], [], {"gpus": 1})
 
 
 # What the chain knows by itself
