@@ -8,7 +8,8 @@ requester ask either. What belongs to a private container is a cipher that only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -77,6 +78,22 @@ class ContainerCopies:
         self._state, self._blobs, self._inputs, self._tasks = state, blobs, inputs, tasks
         self._now_ms, self._purpose, self._room = now_ms, purpose, room
         self._pinned: set[bytes] = set()
+        self._arriving: dict[tuple[bytes, bytes], int] = {}
+        """Bytes of blobs that are on their way, by task and name: they take room before a piece is here."""
+
+    @property
+    def arriving(self) -> dict[bytes, int]:
+        """What is on its way, with its bytes."""
+        return {blob: size_bytes for (_, blob), size_bytes in self._arriving.items()}
+
+    @contextmanager
+    def room_for(self, task: bytes, blob: bytes, size_bytes: int) -> Iterator[None]:
+        """Have room for a blob of a task while it is fetched."""
+        self._arriving[task, blob] = size_bytes
+        try:
+            yield
+        finally:
+            del self._arriving[task, blob]
 
     @property
     def pinned(self) -> frozenset[bytes]:
@@ -109,4 +126,5 @@ class ContainerCopies:
             raise NoRoomForCopy(f"{wanted.size_bytes} bytes are more than this machine may still keep for others")
         keepers = self._inputs.keepers(wanted.task)
         supply = Supply(partial(self._inputs.peers, wanted.worker, *keepers), trio.current_time() + FETCH_S)
-        await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
+        with self.room_for(wanted.task, wanted.blob, wanted.size_bytes):
+            await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import structlog
@@ -80,15 +81,13 @@ KEEP_BYTES_MAX: Final = 8_192
 SHARES_MAX: Final = RETRIES_MAX + 1
 """Shares of one task at a machine: one for each run of a container whose checkpoints are sealed."""
 MACHINES_ASKED_MAX: Final = 64
-"""Machines that are asked for a share, or to keep one, of those with role storage."""
+"""Machines that are asked for a share or a blob, or to keep them, of those with role storage."""
 AT_ONCE_MAX: Final = 16
 FETCH_S: Final = 20.0
 """Part of a request in which a machine fetches the data set; it goes on with the next one."""
 KEEP_S: Final = 28.0
 KEEP_TRIES_MAX: Final = 30
 KEEP_PAUSE_S: Final = 1.0
-KEEPERS_ASKED_MAX: Final = 16
-"""Machines of those that may keep a container that are asked for a blob of it."""
 
 
 class SharePending(DekubeError):
@@ -196,7 +195,7 @@ class KeyShares:
             purpose="kept container", room=room,
         )  # fmt: skip
         keys.collect = self.collect
-        inputs.keepers = lambda task: self._machines(task)[:KEEPERS_ASKED_MAX]
+        inputs.keepers = self._machines  # each of them may be one that keeps the task
 
     def serve(self) -> None:
         """Answer requests from now on; called once for a network."""
@@ -205,9 +204,10 @@ class KeyShares:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that this machine keeps with shares: data sets, and what belongs to containers."""
-        manifests = [self._blobs.manifest(name) for name in self._pinned | self.copies.pinned]
-        return sum(manifest.size_bytes for manifest in manifests if manifest is not None)
+        """Bytes that this machine keeps with shares, or fetches to keep: data sets, and what containers have."""
+        kept = self._pinned | self.copies.pinned
+        here = {name: found.size_bytes for name in kept if (found := self._blobs.manifest(name)) is not None}
+        return sum((self.copies.arriving | here).values())
 
     def tidy(self) -> None:
         """Keep blobs of tasks with a share here from being evicted; forget those of tasks that have ended.
@@ -313,11 +313,12 @@ class KeyShares:
             raise SharesInvalid(
                 f"{self._keys.keys_of(task)} shares of the task are kept, one for each of its keys"
             )
-        if not input_holders(store, task):
-            for name, limit_bytes in self._blobs_of(task):
-                await self._have_input(name, limit_bytes, peer)
-        await trio.to_thread.run_sync(self._files.put, task, body)
-        self.tidy()
+        with ExitStack() as room:  # until ``tidy`` counts them
+            if not input_holders(store, task):
+                for name, limit_bytes in self._blobs_of(task):
+                    await self._have_input(task, name, limit_bytes, peer, room)
+            await trio.to_thread.run_sync(self._files.put, task, body)
+            self.tidy()
         _log.info("a share of a key is kept", task=task, requester=peer)
         return b""
 
@@ -328,10 +329,19 @@ class KeyShares:
             return container_of(spec).blobs
         return ((spec.dataset.blob, sealed_size(DATASET_BLOB_BYTES_MAX)),)
 
-    async def _have_input(self, blob: bytes, limit_bytes: int, requester: bytes) -> None:
-        """Fetch an encrypted input of a task that has no custodians for it. Raises SharePending."""
+    async def _have_input(
+        self, task: bytes, blob: bytes, limit_bytes: int, requester: bytes, room: ExitStack
+    ) -> None:
+        """Fetch an encrypted input of a task that has no custodians for it, into ``room``.
+
+        Raises SharePending, and InputUnavailable for one that finds no room.
+        """
         assert self._room is not None
-        limit_bytes = min(limit_bytes, self._room())
+        arriving, free = self.copies.arriving, self._room()
+        if blob in arriving or (arriving and free < limit_bytes):
+            raise SharePending("what is on its way takes the room")
+        limit_bytes = min(limit_bytes, free)
+        room.enter_context(self.copies.room_for(task, blob, limit_bytes))
         with trio.move_on_after(FETCH_S):
             supply = Supply(lambda: [requester], trio.current_time() + FETCH_S)
             await self._inputs.obtain(blob, supply, limit_bytes)

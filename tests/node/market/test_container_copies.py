@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
-from node.market.container_copies import KEPT_MS, ContainerCopies, NoRoomForCopy
+from node.market import key_shares
+from node.market.container_copies import KEPT_MS, ContainerCopies, Copy, NoRoomForCopy
 from node.market.inputs import Inputs
 from node.market.key_shares import METHOD_KEEP_SHARE, ShareBook, encode_kept
 from node.market.machine import describe_machine
@@ -206,6 +208,52 @@ async def test_a_copy_that_was_begun_goes_on_in_the_room_that_it_has(world: Worl
         blobs.begin(manifest.encode(), name=blob)  # a fetch that was cut off
         await copies.fetch(wanted)
         assert blobs.is_complete(blob)
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_copies_at_once_have_room_for_both_or_one_waits(world: World) -> None:
+    """A copy takes its room before its first piece is here: else two that begin at once pass one check."""
+    keeping, size = Keeping(world), 600
+    async with trio.open_nursery() as nursery:
+        await keeping.start(nursery)
+        keeper = keeping.machines[KEEPERS[0]].duties
+        assert keeper is not None
+        blobs = [keeping.add(WORKER, bytes([at]) * size) for at in range(2)]
+        kept, copies = keeper.shares.kept_bytes, keeper.shares.copies
+        copies._room = lambda: kept + size + 100 - keeper.shares.kept_bytes
+        refused: list[bytes] = []
+
+        async def fetch(blob: bytes) -> None:
+            try:
+                await copies.fetch(Copy(blob, blob, size, account(WORKER).address))
+            except NoRoomForCopy:
+                refused.append(blob)
+
+        async with trio.open_nursery() as fetching:
+            for blob in blobs:
+                fetching.start_soon(fetch, blob)
+        assert len(refused) == 1, "both passed one check"
+        assert [keeping.has(KEEPERS[0], blob) for blob in blobs].count(True) == 1
+        assert keeper.shares.kept_bytes == kept, "room stays taken after the fetch"
+        await copies.fetch(Copy(refused[0], refused[0], size, account(WORKER).address))
+        nursery.cancel_scope.cancel()
+
+
+async def test_each_machine_that_may_keep_a_container_is_asked_for_its_blobs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 machines with role storage the first ones may keep nothing: whoever keeps it is among those asked."""
+    keeping = Keeping(world)
+    stored = [SimpleNamespace(address=bytes([at]) * 20) for at in range(100)]
+    monkeypatch.setattr(key_shares, "candidates", lambda _store, _role, _task, most: stored[:most])
+    async with trio.open_nursery() as nursery:
+        for machine in keeping.machines.values():
+            await nursery.start(machine.network.run)
+        await nursery.start(keeping.machines[OUTSIDER].run)
+        outsider = keeping.machines[OUTSIDER].duties
+        assert outsider is not None
+        placed = outsider.shares._machines(bytes(32))
+        assert placed == outsider._inputs.keepers(bytes(32)) and len(placed) == 64
         nursery.cancel_scope.cancel()
 
 
