@@ -61,8 +61,9 @@ worker.add_command(doctor)
 def leave(home: Home, stop: bool, waits: bool, as_json: bool) -> None:
     """Take this machine back: containers end within the notice and go on elsewhere.
 
-    Each container gets SIGTERM and executor.docker.notice_s seconds. Its last checkpoint is stored and
-    named on chain. Then its task is given up. Leaving before executor.docker.until costs a fine.
+    Each container gets SIGTERM and executor.docker.notice_s seconds, in a cluster
+    executor.kubernetes.notice_s. Its last checkpoint is stored and named on chain. Then its task is
+    given up. Leaving before executor.docker.until costs a fine.
 
     The machine also leaves the market. `dekube node drain --end` brings it back.
 

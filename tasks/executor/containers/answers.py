@@ -9,19 +9,23 @@ import orjson
 
 from tasks.executor.containers.errors import EngineError
 
-__all__ = ["answer_json", "error_text", "read_answer"]
+__all__ = ["AnswerTooLarge", "answer_json", "error_text", "read_answer"]
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 _ERROR_SHOWN: Final = 400
 
 
+class AnswerTooLarge(EngineError):
+    """An answer has more than ``ANSWER_BYTES_MAX``."""
+
+
 async def read_answer(answer: httpx.Response) -> bytes:
-    """Return the body of an answer. Raises EngineError for one of more than ``ANSWER_BYTES_MAX``."""
+    """Return the body of an answer. Raises AnswerTooLarge for one of more than ``ANSWER_BYTES_MAX``."""
     found = bytearray()
     async for data in answer.aiter_raw():
         found += data
         if len(found) > ANSWER_BYTES_MAX:
-            raise EngineError(answer.status_code, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            raise AnswerTooLarge(answer.status_code, f"an answer of more than {ANSWER_BYTES_MAX} bytes")
     return bytes(found)
 
 

@@ -134,3 +134,8 @@ def test_the_list_of_commands_has_the_first_sentence_of_each() -> None:
         assert text == command.get_short_help_str(SENTENCE_MAX), name
     added = COMMANDS["dekube", "testnet"].get_short_help_str(SENTENCE_MAX)
     assert added == importlib.import_module("testnet").SHORT_HELP
+
+
+def test_leaving_names_the_notice_of_an_engine_and_of_a_cluster() -> None:
+    told = COMMANDS["dekube", "worker", "leave"].help or ""
+    assert "executor.docker.notice_s" in told and "executor.kubernetes.notice_s" in told

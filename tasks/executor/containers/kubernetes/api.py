@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 import trio
 
-from tasks.executor.containers.answers import answer_json, error_text, read_answer
+from tasks.executor.containers.answers import AnswerTooLarge, answer_json, error_text, read_answer
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.access import ClusterAccess
 
@@ -124,17 +124,28 @@ class ClusterApi:
     async def pages(
         self, path: str, *, size: int = ITEMS_PAGE, pages_max: int = PAGES_MAX, **params: str
     ) -> AsyncGenerator[list[dict[str, Any]], None]:  # fmt: skip
-        """Yield the objects of a list, ``size`` at a time."""
-        asked = {"limit": str(size)} | {name: text for name, text in params.items() if text}
-        for _ in range(pages_max):
-            page = await self.get(path, **asked)
+        """Yield the objects of a list, ``size`` at a time, or fewer where so many exceed the limit of an answer.
+
+        ``pages_max`` bounds the objects: so many pages of ``size``.
+        """
+        asked = {name: text for name, text in params.items() if text}
+        left = size * pages_max
+        while left > 0:
+            try:
+                page = await self.get(path, **asked, limit=str(size))
+            except AnswerTooLarge:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
+            left -= size
             items = page.get("items")
             yield [one for one in items if isinstance(one, dict)] if isinstance(items, list) else []
             following = (page.get("metadata") or {}).get("continue")
             if not following:
                 return
             asked["continue"] = str(following)
-        raise EngineError(200, f"a list of more than {pages_max} pages")
+        raise EngineError(200, "a list of more objects than are read")
 
     async def list(self, path: str, selector: str = "") -> list[dict[str, Any]]:
         """Return the objects of a list, read page by page."""

@@ -107,6 +107,8 @@ PULL_S: Final = 3_600.0
 NO_MACHINE_S: Final = 60.0
 """How long a pod may wait for a machine with room."""
 REMOVE_S: Final = 180.0
+LATE_S: Final = 60.0
+"""How long after its time a pod that was told to go may still be there; it is given up then."""
 KILL_AGAIN_S: Final = 0.5
 KILLS_MAX: Final = 40
 SIGNAL_S: Final = 20.0
@@ -472,12 +474,15 @@ class KubernetesBackend:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
                 return ended
+            if pod.late_s > LATE_S:  # no word of its machine comes any more: what it shows is old
+                _log.warning("a pod that was told to go does not go", task=task, machine=pod.machine)
+                return Ended(self._why.get(task, End.EVICTED), 0, up_s)
             if pod.stage is Stage.RUNNING and (part := await drift.look(found[1])):
                 _log.warning("somebody changed a running container; it is given up", task=task, part=part)
                 return Ended(self._why.get(task, End.LOST), 0, up_s)
             if pod.has_helper:
                 link.attach(f"{place.path}/pods/{pod.name}")
-            on_look(Look(is_up=pod.stage is Stage.RUNNING, up_s=up_s))
+            on_look(Look(is_up=pod.stage is Stage.RUNNING and not pod.late_s, up_s=up_s))
             if up_s >= request.limits.time_limit_s:
                 self._why.setdefault(task, End.TIME_LIMIT)
                 await self.stop(task, request.limits.grace_s)

@@ -62,7 +62,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of a container. ``up_s`` counts from the start of the requester's container to its end, or to now."""
+    """A pod of a container. ``up_s`` counts from the start of the requester's container to its end, or to now.
+
+    ``late_s``: so long ago a pod that was told to go should have been gone. Its machine does not answer, say.
+    """
 
     name: str
     uid: str
@@ -74,6 +77,7 @@ class Pod:
     exit: Exit | None
     has_helper: bool
     is_leaving: bool
+    late_s: float
 
 
 def read_pod(found: Mapping[str, Any], now: datetime) -> Pod:
@@ -89,7 +93,7 @@ def _read(found: Mapping[str, Any], now: datetime) -> Pod:
     main = _state(status.get("containerStatuses"), MAIN)
     receiver = _state(status.get("initContainerStatuses"), RECEIVER)
     helper = _state(status.get("containerStatuses"), HELPER)
-    phase, is_leaving = str(status.get("phase", "")), meta.get("deletionTimestamp") is not None
+    phase, gone_at = str(status.get("phase", "")), _moment(meta.get("deletionTimestamp"))
     ended = main.get("terminated")
     started = _moment((ended or main.get("running") or {}).get("startedAt"))
     trouble, why = _trouble(status, (receiver, main, helper))
@@ -116,7 +120,8 @@ def _read(found: Mapping[str, Any], now: datetime) -> Pod:
     return Pod(
         str(meta["name"]), str(meta["uid"]), stage, trouble, why,
         str((found.get("spec") or {}).get("nodeName", "")), up_s, gone_by,
-        helper.get("running") is not None and phase == "Running", is_leaving,
+        helper.get("running") is not None and phase == "Running", gone_at is not None,
+        0.0 if gone_at is None else max(0.0, (now - gone_at).total_seconds()),
     )  # fmt: skip
 
 
