@@ -137,7 +137,7 @@ LATER = $(addprefix tests/cluster/test_, bench_network.py clock_ahead.py double.
 LATER_UNIT = tests/model tests/node/bench tests/fuzz/test_campaign.py tests/relay/test_adversary.py \
   tests/tasks/simulation/test_attacks_played.py
 LATER_ENGINES = tests/node/market/test_leaving.py tests/node/market/test_quorums.py tests/node/market/test_sealed_containers.py \
-  tests/node/market/test_sealed_checkpoints.py tests/node/market/test_tampering.py tests/node/market/test_container_egress.py \
+  tests/node/market/test_image_files.py tests/node/market/test_sealed_checkpoints.py tests/node/market/test_tampering.py tests/node/market/test_container_egress.py \
   tests/tasks/executor/containers/test_egress_engine.py tests/tasks/executor/containers/test_secrets.py \
   tests/tasks/executor/containers/test_watchdog_engine.py
 

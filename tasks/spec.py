@@ -235,7 +235,7 @@ class JobSpec(NamedTuple):
     def inputs_bytes(self) -> int:
         """Return the bytes of all blobs that the job starts from."""
         if isinstance(self.part, ContainerPart):
-            return self.part.mounts_bytes
+            return self.part.inputs_bytes
         return sum(given.size_bytes for given in self.inputs())
 
     def model_bytes(self) -> int:

@@ -263,14 +263,18 @@ _CLASSIFIED: Final = (ClassifierPart._fields, _classified)
 
 
 def _contained(top: Mapping[str, Any]) -> ContainerPart:
-    image = _fields(top["image"], "image", set(Image._fields))
+    image = _fields(top["image"], "image", {"repository", "digest"}, optional={"blob", "size_bytes"})
     process = _fields(top["process"], "process", set(Process._fields) - {"egress"}, optional={"egress"})
     storage = _fields(top["storage"], "storage", set(Storage._fields))
     metering = _fields(top["metering"], "metering", set(Metering._fields))
     if not isinstance(storage["mounts"], list):
         raise ConfigError("storage.mounts: not a list")
     return ContainerPart(
-        Image(_text(image["repository"], "image.repository"), _hash(image["digest"], "image.digest")),
+        Image(
+            _text(image["repository"], "image.repository"), _hash(image["digest"], "image.digest"),
+            b"" if image.get("blob", "0x") == "0x" else _hash(image["blob"], "image.blob"),
+            _number(image.get("size_bytes", 0), "image.size_bytes"),
+        ),
         Process(
             _texts(process["command"], "process.command"), _texts(process["environment"], "process.environment"),
             _number(process["user"], "process.user"), _texts(process.get("egress", []), "process.egress"),

@@ -333,6 +333,8 @@ def _named_of_container(
     for mount in part.storage.mounts:
         if name == mount.blob:
             return mount.size_bytes, []
+    if name == part.image.blob:
+        return part.image.size_bytes, []
     stored = load_checkpoints(state, task)
     for one in (stored.latest, stored.before):
         if one is not None and name == one.blob:

@@ -28,6 +28,7 @@ from tasks.custody.container_keys import (
     OUTPUT,
     checkpoint_plain_size,
     earlier_key,
+    image_key,
     mount_key,
     open_checkpoint,
     result_plain_size,
@@ -44,7 +45,7 @@ from tasks.kinds.folders import unpack
 
 __all__ = [
     "ContainerSeals", "RunKey", "checkpoint_limit", "log_limit", "masked_entries", "output_limit", "put_mount",
-    "with_reason",
+    "with_reason", "write_plain",
 ]  # fmt: skip
 
 _log = structlog.get_logger("containers")
@@ -138,6 +139,10 @@ class ContainerSeals:
         """Return the key of a mount, None where it is public. Raises InputUnavailable."""
         return mount_key((await self._key(task)).first, number) if mount.form.is_sealed else None
 
+    async def image_key(self, task: bytes, part: ContainerPart) -> bytes | None:
+        """Return the key of an image that comes as a blob, None where it is public. Raises InputUnavailable."""
+        return image_key((await self._key(task)).first) if part.is_private else None
+
     async def checkpoint_key(self, task: bytes, part: ContainerPart) -> RunKey | None:
         """Return what seals and opens checkpoints, None where they are public. Raises InputUnavailable."""
         return await self._key(task) if part.is_private else None
@@ -215,8 +220,8 @@ def _private_file(path: Path) -> IO[bytes]:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
-def _write_plain(source: Path, target: Path, key: bytes | None) -> None:
-    """Write the plain bytes of a mount's blob to ``target``. Raises StreamInvalid, OSError."""
+def write_plain(source: Path, target: Path, key: bytes | None) -> None:
+    """Write the plain bytes of a blob to ``target``. Blocking. Raises StreamInvalid, OSError."""
     if key is None:
         shutil.copyfile(source, target)
         return
@@ -229,13 +234,13 @@ def put_mount(source: Path, place: Path, mount: Mount, key: bytes | None) -> Non
     """Put what a mount's blob ``source`` has to ``place``. Raises StreamInvalid, ArchiveInvalid, OSError."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     if not mount.form.is_folder:
-        _write_plain(source, place, key)
+        write_plain(source, place, key)
         place.chmod(0o644)
         return
     packed = source if key is None else place.with_name(f"{place.name}.tar")
     try:
         if key is not None:
-            _write_plain(source, packed, key)
+            write_plain(source, packed, key)
         with packed.open("rb") as file:
             unpack(file, place, limit_bytes=mount.size_bytes)
     finally:

@@ -27,6 +27,7 @@ from node.market.container_backends import backend_of
 from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_egress import ContainerEgress
 from node.market.container_files import ContainerFiles, ContainerNote
+from node.market.container_images import ContainerImages
 from node.market.container_leftovers import (
     has_secrets,
     remove_container,
@@ -69,7 +70,7 @@ from tasks.executor.containers.errors import (
 from tasks.executor.containers.masking import masked
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount, Limits
 from tasks.executor.containers.watchdog import Policy, Yielding
-from tasks.kinds.container import METER_PROGRESS, ExitKind, MachineLimit
+from tasks.kinds.container import METER_PROGRESS, ContainerPart, ExitKind, MachineLimit
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
@@ -120,7 +121,18 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
         mounts, storage.output, part.process.user,
         *(("", 0) if part.checkpoint is None else (part.checkpoint.path, checkpoint_limit(part))),
         secrets=secrets, is_private=part.is_private, egress=part.process.egress,
+        archive=archive_of(part), archive_bytes=part.image.size_bytes,
     )  # fmt: skip
+
+
+def archive_of(part: ContainerPart) -> bytes:
+    """Return for whom an image comes as a blob: nobody else's task is served from what was loaded for this one.
+
+    All can name the blob of a private image. The key behind the hash is handed on for its task alone.
+    """
+    if not part.image.blob:
+        return b""
+    return part.sealed.key_hash if part.sealed is not None and part.is_private else part.image.blob
 
 
 def seconds_left(store: Reader, task: bytes, meter: MeterRecord) -> int:
@@ -151,6 +163,7 @@ class Containers:
         self.checkpoints = ContainerCheckpoints(
             ledger, wallet, inputs, blobs, backend, data_dir / "checkpoints", self._seals
         )
+        self._images = ContainerImages(backend, inputs, blobs, self._seals, data_dir)
         self.limits = 0
         """What containers lack here, for the registry (``tasks.kinds.container.MachineLimit``)."""
         self.is_leaving: Callable[[], bool] = lambda: False
@@ -328,14 +341,14 @@ class Containers:
         part = container_of(spec)
         memory, free = available_memory_bytes(), shutil.disk_usage(self._folder).free - DISK_SPARE_BYTES
         here = self._backend.is_local  # else memory and disk are those of other machines: the back end checks them
-        needed = 2 * part.mounts_bytes + request.limits.output_bytes + here * (request.limits.disk_mib << 20)
+        needed = 2 * part.inputs_bytes + request.limits.output_bytes + here * (request.limits.disk_mib << 20)
         fees = self._wallet.cost_of(
             ACCEPT_TASK, START_TASK, FINISH_TASK, *min(spec.windows, TRANSACTIONS_MIN) * (METER_TASK,)
         )
         there = balance_of(self._ledger.store, self._wallet.address)
         for name, wanted, has in (
             ("memory", here * (request.limits.memory_mib << 20), memory), ("disk", needed, free),
-            ("room for blobs", part.mounts_bytes + request.limits.output_bytes, self._blobs.budget_bytes),
+            ("room for blobs", part.inputs_bytes + request.limits.output_bytes, self._blobs.budget_bytes),
             ("funds", fees, there),
         ):  # fmt: skip
             if wanted > has:
@@ -385,7 +398,7 @@ class Containers:
         supply, live = supply_of(self._ledger.store, self._inputs, task), self.live(task)
         request = await self._request(task, spec, spec.schedule.total_steps)
         live.stage = "pulling"
-        await self._backend.prepare(request, lambda progress: setattr(live, "pull", progress))
+        await self._images.bring(task, container_of(spec), request, supply, live)
         live.stage = "inputs"
         await self._backend.clear(task)
         for number, mount in enumerate(container_of(spec).storage.mounts):
@@ -510,7 +523,7 @@ class Containers:
         else:
             await trio.to_thread.run_sync(self._files.put, task, ContainerNote())
             places = [self._backend.input_path(task, number) for number, _ in enumerate(request.mounts)]
-            if not all(place.exists() for place in places):
+            if not all(place.exists() for place in places) or await self._images.is_missing(request):
                 await self._bring(task, spec, may_miss=False)  # an earlier start failed
             elif self.checkpoints.wants(task) and not self.checkpoints.is_restored(task):
                 await self.checkpoints.bring(task, may_miss=False)
@@ -714,9 +727,14 @@ class Containers:
 
 def limits_of(facts: EngineFacts) -> int:
     """Return what the containers of an engine or a cluster lack (R122)."""
-    return (0 if facts.is_isolated else int(MachineLimit.UNISOLATED)) | (
-        0 if facts.has_root else int(MachineLimit.NO_ROOT)
-    )
+    found = MachineLimit(0)
+    for has, limit in (
+        (facts.is_isolated, MachineLimit.UNISOLATED), (facts.has_root, MachineLimit.NO_ROOT),
+        (facts.has_archives, MachineLimit.NO_ARCHIVES),
+    ):  # fmt: skip
+        if not has:
+            found |= limit
+    return int(found)
 
 
 def supply_of(state: Reader, inputs: Inputs, task: bytes) -> Supply:

@@ -447,7 +447,7 @@ class Inputs:
         blobs, tries = self._blobs, _Tries(supply.tries, supply.until)
         error = InputUnavailable("it did not arrive in time")
         while not blobs.is_complete(name) and await tries.goes_on():
-            here, patience = self._pieces_here(name), _Patience(tries.quiet_s)
+            here, patience = self.pieces_here(name), _Patience(tries.quiet_s)
             with trio.move_on_at(tries.deadline), patience.scope:
                 try:
                     await self._bring(name, supply.sources(), limit_bytes, dataset_of, patience)
@@ -457,7 +457,7 @@ class Inputs:
                     error = InputUnavailable(str(failure))
             if patience.scope.cancelled_caught:
                 error = InputUnavailable(f"nothing came for {tries.quiet_s} s")
-            tries.note(progress=self._pieces_here(name) > here)
+            tries.note(progress=self.pieces_here(name) > here)
         if not blobs.is_complete(name):
             raise InputUnavailable(f"blob {name.hex()}: {error}")
         manifest = blobs.manifest(name)
@@ -488,7 +488,8 @@ class Inputs:
             raise failure
         return lacks
 
-    def _pieces_here(self, name: bytes) -> int:
+    def pieces_here(self, name: bytes) -> int:
+        """Return how many pieces of a blob are on this machine's disk."""
         manifest = self._blobs.manifest(name)
         if manifest is None:
             return 0

@@ -15,6 +15,7 @@ from rpc.client.api import each
 from rpc.client.blobs import Progress
 from rpc.client.core import Core, Flow, RunBlocking, gather, hexed
 from rpc.client.errors import NoResult
+from rpc.client.image_files import pack_image
 from rpc.client.packing import MOUNT_SENT_BYTES_MAX, PackedFile, folder_for_large_files, pack_source
 from rpc.client.results import Machine
 from rpc.client.sealing import Sealing, open_results, pieces_of, seal_contents, with_placeholders
@@ -43,7 +44,7 @@ MASKED_BYTES_MIN: Final = 4
 
 
 class ContainerJob(NamedTuple):
-    """A container and its packed mounts, in the order of their paths."""
+    """A container and its packed mounts, in the order of their paths; behind them the archive of its image."""
 
     spec: JobSpec
     blobs: tuple[PackedFile, ...]
@@ -85,13 +86,17 @@ class ContainerResult(NamedTuple):
 
 
 def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) -> ContainerJob:
-    """Return the job of a request, with its mounts packed. Raises RequestInvalid."""
+    """Return the job of a request, with its mounts packed and its image checked. Raises RequestInvalid."""
     mounts, blobs = list[Mount](), list[PackedFile]()
     for wanted in request.mounts:
         content, form = _packed(request, wanted)
         blobs.append(content)
         mounts.append(Mount(wanted.path, content.blob, content.size_bytes, form))
     part = request.part._replace(storage=request.part.storage._replace(mounts=tuple(mounts)))
+    if request.image:
+        image, archive = pack_image(request)
+        part = part._replace(image=image)
+        blobs.append(archive)
     wanted_of = request.settings
     spec = container_job(
         part, ticks=wanted_of.ticks, tick_s=wanted_of.tick_s, max_price_per_tera_unit=max_price,

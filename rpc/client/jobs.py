@@ -551,17 +551,18 @@ def _make_and_post(
 
 
 def _run_container(
-    core: Core, /, key: SecretKey, *, image: str, budget: int | None = None, max_price: int | None = None,
+    core: Core, /, key: SecretKey, *, image: str | Path, budget: int | None = None, max_price: int | None = None,
     control: Path | None = None, anyway: bool = False, progress: Progress | None = None, **fields: object,
 ) -> Flow[CreatedTask]:  # fmt: skip
     """Run a container; return the task when it is final. ``fields`` are those of a job file.
 
-    **Nothing about it is proven**: its machine is paid for seconds. ``image`` is ``REPOSITORY@sha256:DIGEST``;
-    values of the environment are public. With ``private=True``, ``secrets`` or ``registry`` the node at
-    ``control`` hands the key of the task on: it is that of the account. Amounts and errors are as of ``finetune``.
+    **Nothing about it is proven**: its machine is paid for seconds. ``image`` is ``REPOSITORY@sha256:DIGEST``, or
+    the file of one (``docker save``). Values of the environment are public. With ``private=True``, ``secrets`` or
+    ``registry`` the node at ``control`` hands the key on: it is that of the account. Amounts and errors are as of
+    ``finetune``.
     """
     wanted = _Wanted(KIND_CONTAINER, None, b"", budget, max_price, None, custody=False)
-    every = {"image": image, **fields}
+    every = {"image": str(image.absolute()) if isinstance(image, Path) else image, **fields}
     return (yield from _make_and_post(core, key, wanted, every, control, progress, anyway=anyway))
 
 

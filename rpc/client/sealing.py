@@ -10,7 +10,14 @@ from rpc.client.errors import NoResult
 from rpc.client.packing import PackedFile, written
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.keys import SecretKey
-from tasks.custody.container_keys import container_key, container_key_hash, mount_key, open_result, seal_terms
+from tasks.custody.container_keys import (
+    container_key,
+    container_key_hash,
+    image_key,
+    mount_key,
+    open_result,
+    seal_terms,
+)
 from tasks.custody.errors import SecretsInvalid, StreamInvalid, WrapInvalid
 from tasks.custody.secrets import ContainerSecrets, encode_secrets, seal_secrets
 from tasks.custody.streams import SALT_BYTES, seal_stream, stream_size
@@ -49,9 +56,12 @@ def with_placeholders(part: ContainerPart, sealing: Sealing) -> ContainerPart:
             else mount
             for mount in mounts
         )
+    image = part.image
+    if image.blob and sealing.is_private and not part.is_private:
+        image = image._replace(size_bytes=stream_size(image.size_bytes))
     nothing = bytes(HASH_BYTES)
     terms = SealTerms(nothing, nothing, nothing, int(sealing.is_private), blob, size_bytes)
-    return part._replace(storage=part.storage._replace(mounts=mounts), sealed=terms)
+    return part._replace(image=image, storage=part.storage._replace(mounts=mounts), sealed=terms)
 
 
 def seal_contents(
@@ -59,16 +69,20 @@ def seal_contents(
 ) -> tuple[ContainerPart, tuple[PackedFile, ...]]:
     """Return the part of a container, and the blobs that its machine fetches, sealed for an account's task.
 
+    ``blobs`` are those of the mounts, and behind them an image's.
     Each call gives another key: what a machine has read of one task opens nothing of another.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     later = part.later_runs  # ``with_placeholders`` has said what is sealed
     task_key = container_key(key.secret, salt, later)
-    contents, mounts = list(blobs), list(part.storage.mounts)
+    contents, mounts, image = list(blobs), list(part.storage.mounts), part.image
     if sealing.is_private:
-        for number, (content, mount) in enumerate(zip(blobs, mounts, strict=True)):
-            contents[number] = _sealed(content, mount_key(task_key, number))
+        for number, mount in enumerate(mounts):
+            contents[number] = _sealed(blobs[number], mount_key(task_key, number))
             mounts[number] = mount._replace(blob=contents[number].blob, size_bytes=contents[number].size_bytes)
+        if image.blob:
+            contents[-1] = _sealed(blobs[-1], image_key(task_key))
+            image = image._replace(blob=contents[-1].blob, size_bytes=contents[-1].size_bytes)
     blob, size_bytes = bytes(HASH_BYTES), 0
     if sealing.secrets:
         sealed = seal_secrets(task_key, secrets.token_bytes(SALT_BYTES), sealing.secrets)
@@ -77,7 +91,8 @@ def seal_contents(
     terms = seal_terms(
         key.secret, salt, is_private=sealing.is_private, blob=blob, size_bytes=size_bytes, later=later
     )  # fmt: skip
-    return part._replace(storage=part.storage._replace(mounts=tuple(mounts)), sealed=terms), tuple(contents)
+    storage = part.storage._replace(mounts=tuple(mounts))
+    return part._replace(image=image, storage=storage, sealed=terms), tuple(contents)
 
 
 def _sealed(content: PackedFile, key: bytes) -> PackedFile:

@@ -148,12 +148,17 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
 
 
 async def _mount_notices(node: NodeApi, part: ContainerPart) -> list[Objection]:
-    """Return which mounts of a container the node does not hold."""
+    """Return which mounts of a container the node does not hold, and whether it holds an image's blob."""
     found = []
     for mount in part.storage.mounts:
         if await node.request(BlobRequests.dataset_facts, mount.blob) is None:
             text = f"the node that is asked does not hold the mount {mount.path}, {hexed(mount.blob)}"
             found.append(Objection("mount_not_held", text))
+    image = part.image
+    if image.blob and await node.request(BlobRequests.dataset_facts, image.blob) is None:
+        found.append(
+            Objection("image_not_held", f"the node that is asked does not hold the image {hexed(image.blob)}")
+        )
     return found
 
 

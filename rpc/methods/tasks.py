@@ -420,7 +420,10 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 {"accumulate": NUMBER, "evaluate_every": NUMBER, "keeps_best": NUMBER, "patience": NUMBER}
             ),
             "batch": NUMBER,
-            "image": obj({"repository": STRING, "digest": HASH_OUT}),
+            "image": obj(
+                {"repository": STRING, "digest": HASH_OUT, "blob": BYTES_OUT, "size_bytes": NUMBER},
+                description="The last two are empty and 0 unless the image comes as a blob.",
+            ),
             "process": obj(
                 {
                     "command": array(STRING),

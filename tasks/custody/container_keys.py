@@ -32,6 +32,7 @@ __all__ = [
     "container_key",
     "container_key_hash",
     "earlier_key",
+    "image_key",
     "mount_key",
     "open_checkpoint",
     "open_result",
@@ -98,6 +99,11 @@ def part_key(key: bytes, purpose: str, number: int = 0) -> bytes:
 def mount_key(key: bytes, number: int) -> bytes:
     """Return the key of a mount, by its place in the specification."""
     return part_key(key, "mount", number)
+
+
+def image_key(key: bytes) -> bytes:
+    """Return the key of an image that comes as a blob."""
+    return part_key(key, "image")
 
 
 def secrets_key(key: bytes) -> bytes:

@@ -21,6 +21,7 @@ from tasks.programs.program import Program
 from tasks.programs.tensors import TensorType
 
 __all__ = [
+    "ARCHIVED",
     "CHECKPOINT_BYTES_MAX",
     "CHECKPOINT_EVERY_S_MAX",
     "CHECKPOINT_EVERY_S_MIN",
@@ -76,6 +77,8 @@ ENVIRONMENT_MAX: Final = 128
 MOUNTS_MAX: Final = 16
 PATH_LENGTH_MAX: Final = 255
 MOUNT_BYTES_MAX: Final = 1 << 40
+ARCHIVED: Final = "archive"
+"""Stands for the repository of an image that comes as a blob."""
 OUTPUT_BYTES_MAX: Final = 1 << 32
 LOG_BYTES_MAX: Final = 1 << 20
 """The last bytes of what a container has printed are kept."""
@@ -167,13 +170,21 @@ class MachineLimit(IntFlag):
     """It was not seen that they reach no network."""
     NO_ROOT = 256
     """None of them has user 0."""
+    NO_ARCHIVES = 512
+    """None of them has an image that comes as a blob (R147)."""
 
 
 class Image(NamedTuple):
-    """An image: the repository that it is pulled from, and the SHA-256 of its manifest."""
+    """An image: the repository that it is pulled from, and the SHA-256 of its manifest.
+
+    With a ``blob`` of ``size_bytes`` it comes as an archive (``tasks.kinds.image_archives``), and its repository
+    is ``ARCHIVED``.
+    """
 
     repository: str
     digest: bytes
+    blob: bytes = b""
+    size_bytes: int = 0
 
     @property
     def reference(self) -> str:
@@ -297,7 +308,7 @@ class ContainerPart(NamedTuple):
     def of(cls, found: Found) -> ContainerPart:
         """Return the part of fields whose types are checked."""
         return cls(
-            Image(found["image.repository"], found["image.digest"]),
+            Image(*[found[f"image.{name}"] for name in Image._fields if f"image.{name}" in found]),
             Process(
                 tuple(found["process.command"]), tuple(found["process.environment"]), found["process.user"],
                 tuple(found.get("process.egress", ())),
@@ -341,6 +352,8 @@ class ContainerPart(NamedTuple):
             found |= MachineLimit.UNISOLATED
         if self.process.user == 0:
             found |= MachineLimit.NO_ROOT
+        if self.image.blob:
+            found |= MachineLimit.NO_ARCHIVES
         return found
 
     @property
@@ -358,23 +371,26 @@ class ContainerPart(NamedTuple):
 
     @property
     def blobs(self) -> tuple[tuple[bytes, int], ...]:
-        """Name and most bytes of each blob that its machine fetches: of the mounts, and of the sealed secrets."""
-        mounts = tuple((mount.blob, mount.size_bytes) for mount in self.storage.mounts)
-        if self.sealed is None or not self.sealed.size_bytes:
-            return mounts
-        return (*mounts, (self.sealed.blob, self.sealed.size_bytes))
+        """Name and most bytes of each blob that its machine fetches: mounts, image and sealed secrets."""
+        found = [(mount.blob, mount.size_bytes) for mount in self.storage.mounts]
+        if self.image.blob:
+            found.append((self.image.blob, self.image.size_bytes))
+        if self.sealed is not None and self.sealed.size_bytes:
+            found.append((self.sealed.blob, self.sealed.size_bytes))
+        return tuple(found)
 
     @property
-    def mounts_bytes(self) -> int:
-        """Bytes of all mounts."""
-        return sum(mount.size_bytes for mount in self.storage.mounts)
+    def inputs_bytes(self) -> int:
+        """Bytes of all mounts, and of an image that comes as a blob."""
+        return self.image.size_bytes + sum(mount.size_bytes for mount in self.storage.mounts)
 
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
         mounts, output, most, disk = self.storage
         command, environment, user, egress = self.process
         return [
-            list(self.image), [list(command), list(environment), user, *([[*egress]] if egress else ())],
+            [*self.image[: None if self.image.blob else 2]],
+            [list(command), list(environment), user, *([[*egress]] if egress else ())],
             [[[*mount[:3], int(mount.form)] for mount in mounts], output, most, disk], self.cores,
             [*self.metering[:-1], list(self.metering.again)],
             [] if self.checkpoint is None else list(self.checkpoint), self.allows,
@@ -411,15 +427,18 @@ CONTAINER_FIELDS: Final = KindFields(
         "checkpoint.every_s": (CHECKPOINT_EVERY_S_MIN, CHECKPOINT_EVERY_S_MAX),
         "checkpoint.bytes_max": (1, CHECKPOINT_BYTES_MAX), "allows": (0, int(max(Allowance)) * 2 - 1),
         "metering.idle_s": (0, IDLE_S_MAX),
+        "image.size_bytes": (1, MOUNT_BYTES_MAX),
         "sealed.is_private": (0, 1), "sealed.size_bytes": (0, SECRETS_SEALED_BYTES[-1]),
     },
-    hashes=frozenset({"image.digest", "sealed.salt", "sealed.key_hash", "sealed.results_key", "sealed.blob"}),
+    hashes=frozenset({
+        "image.digest", "image.blob", "sealed.salt", "sealed.key_hash", "sealed.results_key", "sealed.blob",
+    }),
     texts=frozenset({
         "image.repository", "storage.output", "metering.name", "metering.pattern", "checkpoint.path",
     }),
     integers=frozenset({"metering.again"}),
     names=frozenset({"process.command", "process.environment", "process.egress"}),
-    trailing={"process": 1},
+    trailing={"image": 2, "process": 1},
     optional=frozenset({"checkpoint", "sealed"}),
     lists=frozenset({"storage.mounts"}),
 )  # fmt: skip
@@ -434,6 +453,8 @@ def check_container(part: ContainerPart) -> None:
     repository = part.image.repository
     if len(repository) > REPOSITORY_LENGTH_MAX or not _REPOSITORY.fullmatch(repository):
         raise _wrong("image.repository", "a repository as docker.io/library/python expected, without a tag")
+    if (repository == ARCHIVED) != bool(part.image.blob):
+        raise _wrong("image.repository", f"{ARCHIVED} with a blob, and only then")
     command, environment, _, egress = part.process
     if len(command) > COMMAND_MAX or any("\0" in word for word in command):
         raise _wrong("process.command", f"{COMMAND_MAX} words at most, without the byte 0")

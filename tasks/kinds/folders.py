@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
-from state.primitives.errors import DekubeError
+from tasks.kinds.tar_heads import ArchiveInvalid, HeadReader
 
 __all__ = ["ENTRIES_MAX", "ArchiveInvalid", "pack", "pack_to", "unpack"]
 
@@ -26,12 +26,6 @@ NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4096
 _PIECE: Final = 1 << 20
 _DEVICE_NAMES: Final = frozenset({"con", "prn", "aux", "nul"})
-
-
-class ArchiveInvalid(DekubeError):
-    """A folder cannot be packed, or an archive is none that may be unpacked."""
-
-    code = "archive_invalid"
 
 
 def _entries(root: Path) -> Iterator[tuple[PurePosixPath, os.stat_result]]:
@@ -167,9 +161,11 @@ def _checked(file: IO[bytes], limit_bytes: int) -> list[tuple[PurePosixPath, int
         raise ArchiveInvalid(f"{size} bytes, at most {limit_bytes}")
     file.seek(0)
     found: dict[PurePosixPath, tuple[int, tarfile.TarInfo]] = {}
+    heads = HeadReader(file)
     try:
-        with tarfile.open(mode="r:", fileobj=file, encoding="utf-8", errors="strict") as archive:
+        with tarfile.open(mode="r:", fileobj=heads, encoding="utf-8", errors="strict") as archive:
             for entry in archive:
+                heads.next_entry()
                 if len(found) >= ENTRIES_MAX:
                     raise ArchiveInvalid(f"more than {ENTRIES_MAX} files and folders")
                 # A sparse file would be larger than its bytes in the archive.

@@ -214,13 +214,14 @@ REQUIREMENTS: Final[tuple[Requirement[Any, Any], ...]] = (
                 "unisolated", "whose containers may reach a network (`allow: [unisolated]` takes them too)"
             ),
             int(MachineLimit.NO_ROOT): Reason("no_root", "that run no container as user 0"),
+            int(MachineLimit.NO_ARCHIVES): Reason("no_archives", "that take images from registries alone"),
         }
     ),
 )
 """A row for each field of ``Traits`` and ``Needs``, in their order. Of several reasons the first is told."""
 
 REASONS: Final = {reason.code: reason for row in REQUIREMENTS for reason in row.reasons()}
-_LIMITS: Final = int(MachineLimit.UNISOLATED | MachineLimit.NO_ROOT) | int(NodeRole.ONLY_CONTAINERS)
+_LIMITS: Final = int(sum(MachineLimit)) | int(NodeRole.ONLY_CONTAINERS)
 
 
 def usable_gpus(profile: NodeProfile) -> int:

@@ -109,6 +109,8 @@ class NodeRole(IntFlag):
     """Its containers may reach a network: a container must allow that (R122)."""
     NO_ROOT = int(MachineLimit.NO_ROOT)
     """None of its containers has user 0 (R122)."""
+    NO_ARCHIVES = int(MachineLimit.NO_ARCHIVES)
+    """None of its containers has an image that comes as a blob (R147)."""
 
 
 _ROLES: Final = sum(NodeRole)

@@ -8,7 +8,9 @@ import re
 from typing import Any, Final, NamedTuple
 
 from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
 from tasks.kinds.container import (
+    ARCHIVED,
     CHECKPOINT_BYTES_MAX,
     CHECKPOINT_EVERY_S_MAX,
     CHECKPOINT_EVERY_S_MIN,
@@ -43,6 +45,7 @@ from tasks.kinds.container import (
 )
 from tasks.kinds.egress import EGRESS_MAX, entry_of
 from tasks.requests.fields import JobFields
+from tasks.requests.sources import is_url
 from tasks.spec import GPUS_MAX, WINDOWS_MAX
 
 __all__ = [
@@ -127,7 +130,7 @@ class SealRequest(NamedTuple):
 class ContainerRequest(NamedTuple):
     """What is asked for; ``part`` is all of the specification but for the mounts, which are not packed yet.
 
-    ``file`` names the request.
+    ``file`` names the request. ``image`` is the file or URL of an image that comes as an archive; else empty.
     """
 
     file: str
@@ -135,6 +138,7 @@ class ContainerRequest(NamedTuple):
     mounts: tuple[MountRequest, ...]
     settings: ContainerSettings
     seal: SealRequest = SealRequest()
+    image: str = ""
 
     @property
     def kind(self) -> str:
@@ -155,12 +159,7 @@ class ContainerRequest(NamedTuple):
 def containing_of(fields: JobFields) -> ContainerRequest:
     """Return what is asked for. Raises RequestInvalid."""
     fields.expect(_FIELDS)
-    found = _IMAGE.fullmatch(fields.text("image"))
-    if found is None:
-        raise fields.wrong(
-            "image", "image: REPOSITORY@sha256:DIGEST expected, as docker.io/library/python@sha256:..."
-        )
-    image = Image(found["repository"], bytes.fromhex(found["digest"]))
+    image, image_file = _image(fields)
     mounts = _mounts(fields)
     output = fields.text("output") if fields.has("output") else ""
     output_mib = _bounded(fields, "output_mib", 1024 if output else 0, 1 if output else 0, OUTPUT_BYTES_MAX // MIB)
@@ -193,7 +192,25 @@ def containing_of(fields: JobFields) -> ContainerRequest:
         _level(fields, output, process),
     )  # fmt: skip
     _check(fields, part, mounts)
-    return ContainerRequest(fields.file, part, mounts, settings, _seal(fields, part))
+    seal = _seal(fields, part)
+    if image_file and seal.login is not None:
+        raise fields.wrong("registry", "registry: the image is a file, so nothing is pulled")
+    return ContainerRequest(fields.file, part, mounts, settings, seal, image_file)
+
+
+def _image(fields: JobFields) -> tuple[Image, str]:
+    """Return the image, and the file that it comes as: then the image stands for one that is not read yet."""
+    text = fields.text("image")
+    if (found := _IMAGE.fullmatch(text)) is not None:
+        return Image(found["repository"], bytes.fromhex(found["digest"])), ""
+    if is_url(text) or text.startswith(("./", "../", "/")) or text.endswith(".tar"):
+        unread = bytes(HASH_BYTES)
+        return Image(ARCHIVED, unread, unread, 1), fields.located("image", text)
+    raise fields.wrong(
+        "image",
+        "image: REPOSITORY@sha256:DIGEST expected, as docker.io/library/python@sha256:..., "
+        "or a file of `docker save`, as ./image.tar",
+    )
 
 
 def _egress(fields: JobFields) -> tuple[str, ...]:

@@ -134,7 +134,8 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
     output = part.storage.output
     wanted = spec.requirements
     return {
-        "image": part.image.reference,
+        "image": part.image.reference
+        + (f", an archive of {part.image.size_bytes} bytes" if part.image.blob else ""),
         "command": command,
         "environment": f"{counted(len(part.process.environment), 'value')}, public on the chain",
         "mounts": mounts,

@@ -61,7 +61,7 @@ KEPT_S: Final = 14 * 24 * 3_600
 """Sources that nobody has used for so long are removed from the cache."""
 STATE_BYTES_MAX: Final = 64 << 20
 _HASHED_BYTES: Final = 1 << 20
-_FIELDS: Final = ("data", "model", "tokenizer", "validation")
+_FIELDS: Final = ("data", "model", "tokenizer", "validation", "image")
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|(?:blob|task)-[0-9a-f]{64}")
 """Names that are made here: a program may name a folder with other files for the cache."""
 

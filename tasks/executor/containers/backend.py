@@ -23,6 +23,7 @@ __all__ = [
     "EngineFacts",
     "EntersNetworks",
     "Lack",
+    "LoadsImages",
     "Look",
     "Offer",
     "OnLook",
@@ -104,6 +105,8 @@ class EngineFacts:
     """Why no container here can reach names through the node, empty if nothing is known against it."""
     has_root: bool = True
     """Whether a container may have user 0."""
+    has_archives: bool = False
+    """Whether images that come as archives can run (``LoadsImages``)."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,26 @@ class EntersNetworks(Protocol):
         """Return a listening socket at the proxy's port in the network of a running container; the caller's own.
 
         Raises EgressUnavailable, EngineUnavailable, EngineError.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadsImages(Protocol):
+    """A back end that takes images as archives (``tasks.kinds.image_archives``)."""
+
+    async def has_image(self, request: ContainerRequest) -> bool:
+        """Whether the image of a request is here, and came for a task of this archive or of this key.
+
+        Raises EngineUnavailable, EngineError, DigestMismatch.
+        """
+        ...
+
+    async def load(self, request: ContainerRequest, archive: Path) -> None:
+        """Check an archive whole, and put its image where containers of it can start.
+
+        Raises ContainerRefused, ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom, EngineUnavailable,
+        EngineError.
         """
         ...
 

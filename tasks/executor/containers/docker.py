@@ -118,6 +118,7 @@ async def engine_facts(engine: Engine) -> EngineFacts:
         (info.get("InitCommit") or {}).get("ID") != "N/A", str(info.get("DockerRootDir", "")),
         about=f"control groups {info.get('CgroupVersion', '1')} ({info.get('CgroupDriver', 'unknown')}), storage "
         f"{info.get('Driver', 'unknown')}, kernel {info.get('KernelVersion', 'unknown')}",
+        has_archives=True,
     )  # fmt: skip
 
 
@@ -199,6 +200,10 @@ class DockerBackend:
             raise ContainerRefused("the engine has no runtime for GPUs")
         if request.limits.gpus > len(self._options.gpus):
             raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {len(self._options.gpus)} lent")
+        if request.archive_bytes > self._options.image_gib * _GIB:
+            raise ContainerRefused(
+                f"an image of {request.archive_bytes} bytes, limit {self._options.image_gib} GiB"
+            )
         if request.egress and facts.closed:
             raise ContainerRefused(f"egress: {facts.closed}")
         for entry in request.egress:
@@ -231,6 +236,15 @@ class DockerBackend:
         image = await self._images.bring(request, facts.root, on_pull)
         scratch_volumes(request, image)
         await self._images.sweep()
+
+    async def has_image(self, request: ContainerRequest) -> bool:
+        """Whether the image of a request is here (``LoadsImages``)."""
+        return await self._images.find(request) is not None
+
+    async def load(self, request: ContainerRequest, archive: Path) -> None:
+        """Check an archive and load its image (``LoadsImages``)."""
+        facts = await self.check(request)
+        await self._images.load(request, archive, facts.root)
 
     async def start(self, task: bytes, request: ContainerRequest) -> None:
         """Make the container and start it (``ContainerBackend``)."""

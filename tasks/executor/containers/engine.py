@@ -30,6 +30,8 @@ CALL_S: Final = 120.0
 CONNECT_S: Final = 10.0
 SILENCE_S: Final = 300.0
 """A pull that says nothing for so long has failed."""
+LOAD_S: Final = 3_600.0
+"""How long an engine may take to unpack an image that it was sent."""
 _INDEX_SERVER: Final = "https://index.docker.io/v1/"
 
 
@@ -140,6 +142,17 @@ class Engine:
                     raise EngineError(200, "a line of the pull is too long")
                 for line in filter(bytes.strip, lines):
                     yield decode_answer(line)
+
+    async def load(self, archive: AsyncIterator[bytes]) -> None:
+        """Send an archive of an image, and wait until it is loaded."""
+        async with self._open(
+            "POST", "/images/load", params={"quiet": "1"}, content=archive, timeout_s=LOAD_S,
+            headers={"Content-Type": "application/x-tar"},
+        ) as answer:  # fmt: skip
+            said = await read_answer(answer)
+            for line in filter(bytes.strip, said.split(b"\n")):
+                if "error" in (found := decode_answer(line)):
+                    raise EngineError(200, str(found["error"])[:300])
 
     async def ask_registry(self, reference: str, login: RegistryLogin | None) -> None:
         """Ask the image's registry for its manifest. Raises EngineError where it gives none to this login."""

@@ -23,6 +23,7 @@ from tasks.executor.containers.errors import (
     ImageUnavailable,
     NoRoom,
 )
+from tasks.executor.containers.loaded_images import LoadedNotes, checked_archive, sent
 from tasks.executor.containers.request import ContainerRequest, Image
 from tasks.executor.containers.settings import ImageFacts, image_facts
 
@@ -64,17 +65,21 @@ class Images:
         self._engine, self._folder, self._logins = engine, folder, logins
         self._own = f"dekube-{node.hex()[:16]}"
         self._bytes_max, self._kept_bytes_max = bytes_max, kept_bytes_max
+        self._loaded = LoadedNotes(folder)
 
     async def find(self, request: ContainerRequest) -> ImageFacts | None:
         """Return the image of a request if it is here. Raises DigestMismatch if the engine names another one."""
-        for name in (request.image.reference, request.image.name):
+        names: tuple[str, ...] = (request.image.reference, request.image.name)
+        if request.archive:
+            names = await trio.to_thread.run_sync(self._loaded.ids, request)
+        for name in names:
             try:
                 found = image_facts(await self._engine.get(f"/images/{quoted(name)}/json"))
             except EngineError as error:
                 if error.status != 404:
                     raise
                 continue
-            if not found.is_asked(request):
+            if not (found.image_id in names if request.archive else found.is_asked(request)):
                 raise DigestMismatch(f"{name}: the engine has {found.image_id} under this name")
             return found
         return None
@@ -85,6 +90,8 @@ class Images:
         Raises ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom.
         """
         found, login = await self.find(request), self._login_of(request)
+        if found is None and request.archive:
+            raise ImageUnavailable(f"{request.image.reference}: it is gone from the engine")
         if found is None:
             if request.secrets.login is not None:  # written first: an image that it brings is never without
                 await trio.to_thread.run_sync(self._note_login, request.image)
@@ -95,7 +102,7 @@ class Images:
             await self._engine.post(
                 f"/images/{found.image_id}/tag", repo=self._own, tag=request.image.digest.hex()
             )
-        elif self._login_mark(request.image).exists():
+        elif self._login_mark(request.image).exists() and not request.archive:
             # The registry says whether this task may have it too: a pull of what is here might not ask.
             try:
                 await self._engine.ask_registry(request.image.reference, login)
@@ -104,8 +111,28 @@ class Images:
         if found.size_bytes > self._bytes_max:
             await self._remove(request.image.digest.hex())
             raise ImageTooLarge(f"{found.size_bytes} bytes unpacked, limit {self._bytes_max}")
-        await trio.to_thread.run_sync(self._note_use, request.image)
+        await trio.to_thread.run_sync(self._note_use, request)
         return found
+
+    async def load(self, request: ContainerRequest, archive: Path, root: str) -> None:
+        """Check an archive and load its image; ``root`` is the engine's folder.
+
+        Raises ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom.
+        """
+        with await trio.to_thread.run_sync(archive.open, "rb") as file:
+            image = await trio.to_thread.run_sync(checked_archive, request, file, self._bytes_max)
+            # The engine unpacks the archive into a folder of its own before it stacks the layers.
+            needed = request.archive_bytes + image.unpacked_bytes + DISK_SPARE_BYTES
+            if _free_bytes(root) < needed:
+                raise NoRoom(f"{needed} bytes are needed to load the image")
+            if request.is_private:  # written first, as for a login: such an image goes with its task
+                await trio.to_thread.run_sync(self._note_login, request.image)
+            await self._engine.load(sent(image, file))
+        await trio.to_thread.run_sync(self._loaded.put, request, image)
+        found = await self.find(request)
+        if found is None:
+            raise ImageUnavailable(f"{request.image.reference}: the engine does not have it after it was loaded")
+        await self._engine.post(f"/images/{found.image_id}/tag", repo=self._own, tag=request.image.digest.hex())
 
     def _login_of(self, request: ContainerRequest) -> RegistryLogin | None:
         """Return the login for a request's registry: that of its task, or the operator's."""
@@ -141,10 +168,11 @@ class Images:
         except EngineError as error:
             raise _pull_error(image, str(error)) from None
 
-    def _note_use(self, image: Image) -> None:
+    def _note_use(self, request: ContainerRequest) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        used = self._folder / image.digest.hex()
-        used.write_text(image.reference, encoding="ascii")
+        used = self._folder / request.image.digest.hex()
+        # What was loaded has the node's tag alone, and what was pulled a name of its registry too.
+        used.write_text("" if request.archive else request.image.reference, encoding="ascii")
         os.utime(used)
 
     async def sweep(self) -> int:
@@ -173,7 +201,7 @@ class Images:
     def _noted(self, digest: str) -> tuple[str, ...]:
         """Return the reference by which an image was pulled, if it is noted."""
         try:
-            return ((self._folder / digest).read_text(encoding="ascii"),)
+            return tuple(filter(None, [(self._folder / digest).read_text(encoding="ascii")]))
         except (OSError, UnicodeError):
             return ()
 
@@ -195,6 +223,7 @@ class Images:
             return False
         (self._folder / digest).unlink(missing_ok=True)
         (self._folder / f"{digest}.login").unlink(missing_ok=True)
+        self._loaded.remove(digest)
         _log.info("an image was removed", digest=digest)
         return True
 

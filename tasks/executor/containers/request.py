@@ -149,6 +149,9 @@ class ContainerRequest:
     is_private: bool = False
     """Its inputs came sealed: what is plain of them is overwritten at the end."""
     egress: tuple[str, ...] = ()
+    archive: bytes = b""
+    """For whom the image comes as an archive: its blob, or the hash of a private task's key; empty: pulled."""
+    archive_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""

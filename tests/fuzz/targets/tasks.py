@@ -55,6 +55,7 @@ from tasks.executor.journal import Journal
 from tasks.executor.linking import Links, RunLinks
 from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.kinds.folders import ArchiveInvalid, pack, unpack
+from tasks.kinds.image_archives import read_image
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.models.adapters import Receipt, check_folder
@@ -106,6 +107,7 @@ from tests.fuzz.targets.samples import (
 from tests.tasks.containers import STORED, WITH_SECRETS, container, part
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.generated import asked, generated, sampled
+from tests.tasks.images import docker_save, layout
 from tests.tasks.models.checkpoints import config_of, safetensors, tensors_of
 from tests.tasks.models.files import gguf
 from tests.tasks.models.test_adapters import FOLDER, MADE
@@ -287,6 +289,12 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "packed folder", Target(
         _unpacked, (PACKED,), ("tasks.kinds.folders:unpack",), (ArchiveInvalid,),
+    )  # fmt: skip
+    yield "archive of an image", Target(
+        lambda data: read_image(io.BytesIO(data), unpacked_max=1 << 20),
+        (layout((PACKED, b"")), docker_save((PACKED, PACKED))),
+        ("tasks.kinds.image_archives:read_image", "tasks.kinds.image_archives:_Archive.read",
+         "tasks.kinds.image_archives:_json"), (ArchiveInvalid,),
     )  # fmt: skip
     yield "leaves", Target(
         canonical(decode_leaves, encode_leaves), (encode_leaves(LEAVES),),

@@ -82,4 +82,4 @@ def test_what_is_allowed_is_encoded_once_and_bounded() -> None:
     assert profile_from_value(value).roles & NodeRole.NO_ROOT
     assert isinstance(value, list)
     with pytest.raises(DecodeError):
-        profile_from_value([value[0], 512 | int(HOST), *value[2:]])
+        profile_from_value([value[0], 1024 | int(HOST), *value[2:]])
