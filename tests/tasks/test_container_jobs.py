@@ -12,6 +12,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.engines.errors import UnsupportedJob
 from tasks.kinds.container import (
+    ARCHIVED,
     ContainerPart,
     Image,
     Metering,
@@ -54,6 +55,17 @@ def test_it_has_no_program_and_no_rows() -> None:
     with pytest.raises(UnsupportedJob):
         _ = container().dataset
     assert container().inputs() == ()
+
+
+def test_an_image_is_pulled_or_a_blob() -> None:
+    archived = Image(ARCHIVED, b"d" * 32, b"b" * 32, 7)
+    assert decode_spec(encode_spec(container(image=archived))) == container(image=archived)
+    assert part(image=archived).blobs[-1] == (b"b" * 32, 7)
+    for wrong in (
+        archived._replace(repository="docker.io/a"), archived._replace(blob=b"", size_bytes=0),
+        archived._replace(blob=b"b"), archived._replace(size_bytes=0),
+    ):  # fmt: skip
+        refused(container(image=wrong), "image")
 
 
 @pytest.mark.parametrize(

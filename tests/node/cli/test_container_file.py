@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from node.cli.jobs import spec_from_json
 from node.cli.session import Session
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.private import container_readers, reading_machines
-from node.cli.tasks.told import COMPARED, UNPROVEN, told_job
+from node.cli.tasks.told import COMPARED, UNPROVEN, told_container, told_job
 from node.cli.tasks.views import _job, _progress
 from node.cli.templates import template
 from rpc.client import Client
@@ -27,8 +28,10 @@ from rpc.client.results import TaskQuote
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError
 from state.primitives.manifests import manifest_of
-from tasks.kinds.container import MachineLimit, MountForm
+from tasks.custody.streams import stream_size
+from tasks.kinds.container import ARCHIVED, MachineLimit, MountForm
 from tasks.kinds.folders import unpack
+from tasks.kinds.image_archives import read_image
 from tasks.ledger.screening import check_start, kind_objections
 from tasks.ledger.transitions import CREATE_TASK
 from tasks.requests.errors import RequestInvalid
@@ -36,6 +39,7 @@ from tasks.spec import container_of, decode_spec, encode_spec
 from tests.node.cli.test_interrupted import KEY, Chain, tasks_of
 from tests.rpc.harness import hexed
 from tests.tasks.containers import container
+from tests.tasks.images import docker_save, layout, tar
 
 IMAGE = "ghcr.io/some/image@sha256:" + "ab" * 32
 FILE = f"""
@@ -155,6 +159,45 @@ def test_what_is_wrong_is_named_with_its_line(
     with pytest.raises(RequestInvalid, match=said.replace("[", "\\[")) as caught:
         _ = read_job(folder / "job.yaml").request
     assert caught.value.line == number
+
+
+@pytest.mark.parametrize("make", [layout, docker_save])
+def test_an_image_may_be_a_file(folder: Path, make: Callable[..., bytes]) -> None:
+    (folder / "image.tar").write_bytes(make((tar({"a": b"a"}),)))
+    job = made(folder, FILE.replace(IMAGE, "./image.tar"))
+    image, blob = container_of(job.spec).image, job.blobs[-1]
+    with blob.path.open("rb") as file:
+        assert image.digest == read_image(file).digest
+    assert (image.repository, image.blob, image.size_bytes) == (ARCHIVED, blob.blob, blob.size_bytes)
+    assert blob.path == folder / "image.tar", "it is sent as it is, without a copy"
+    assert decode_spec(encode_spec(job.spec)) == job.spec
+    assert container_of(job.spec).inputs_bytes == sum(size for _, size in container_of(job.spec).blobs)
+    assert container_of(job.spec).refused & MachineLimit.NO_ARCHIVES
+    assert f"an archive of {blob.size_bytes} bytes" in told_container(job)["image"]
+    assert spec_from_json(spec_to_json(job.spec)) == job.spec
+    sealed = seal_job(made(folder, FILE.replace(IMAGE, "image.tar") + "private: true\n"), KEY)
+    hidden = container_of(sealed.spec).image
+    assert (hidden.digest, hidden.blob) == (image.digest, sealed.blobs[-1].blob) and hidden.blob != image.blob
+    assert hidden.size_bytes == sealed.blobs[-1].size_bytes == stream_size(image.size_bytes)
+    assert [blob.blob for blob in sealed.blobs] == [name for name, _ in container_of(sealed.spec).blobs]
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ("python:3", "docker save"), ("./absent.tar", "docker save"), ("main.py.tar", "not an archive"),
+        ("ftp://a/b.tar", "image:"), ("task:0x00/a.tar", "image"),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_refused_by_name(folder: Path, image: str, told: str) -> None:
+    (folder / "main.py.tar").write_bytes(b"x" * 1024)
+    with pytest.raises(RequestInvalid, match=told) as refused:
+        made(folder, FILE.replace(IMAGE, image))
+    assert refused.value.field == "image"
+    (folder / "image.tar").write_bytes(layout((tar({"a": b"a"}),)))
+    login = "registry: {user: 'env:U', password: 'env:P'}\n"
+    with pytest.raises(RequestInvalid, match="nothing is pulled"):
+        made(folder, FILE.replace(IMAGE, "./image.tar") + login)
 
 
 def test_a_source_that_is_missing_or_has_links_is_named(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,5 +105,7 @@ async def check_private(network: Network, private: Path) -> None:
     log = opened(container_of(spec), account(REQUESTER), await network.fetch(REQUESTER, end.logs), task, LOG)
     assert (end.kind, end.code, log) == (ExitKind.EXITED, 0, SECRET[:7])
     await world.mint_until(lambda: set(images(lent)) == before)
-    assert not list(folder.glob("*.image*")), "a plain archive is left"
-    assert read_image(io.BytesIO(private.read_bytes())).digest == container_of(spec).image.digest
+    left = [path.name for path in await trio.to_thread.run_sync(lambda: list(folder.iterdir()))]
+    assert not [name for name in left if "image" in name and name != "images"], "a plain archive is left"
+    with private.open("rb") as file:
+        assert read_image(file).digest == container_of(spec).image.digest

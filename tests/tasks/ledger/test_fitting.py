@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from state.view import Overlay
-from tasks.kinds.container import Allowance, MachineLimit, Process
+from tasks.kinds.container import ARCHIVED, Allowance, Image, MachineLimit, Process
 from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.auction import Ask, Bid
 from tasks.ledger.bit_sets import places_of
@@ -36,7 +36,7 @@ TASK: Final = WORLD.task(WORLD.create(spec(price=PRICE)))
 @st.composite
 def profiles(draw: st.DrawFn) -> NodeProfile:
     roles = HOST if draw(st.booleans()) else NodeRole.COMPUTE
-    for limit in (NodeRole.ONLY_CONTAINERS, NodeRole.UNISOLATED, NodeRole.NO_ROOT):
+    for limit in (NodeRole.ONLY_CONTAINERS, NodeRole.UNISOLATED, NodeRole.NO_ROOT, NodeRole.NO_ARCHIVES):
         roles |= limit if draw(st.sampled_from((False, False, True))) else NodeRole(0)
     return NODE.profile._replace(
         roles=roles,
@@ -61,6 +61,8 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     egress = draw(st.sampled_from(((), (), ("files.example.org:443",), ("*.example.org:443", "other.net:443"))))
     made = container(allows=allows, process=Process(("a",), (), draw(st.sampled_from((0, 65_534))), egress=egress))
     part = container_of(made)._replace(cores=draw(st.sampled_from((1, 4, 8))))
+    if draw(st.booleans()):
+        part = part._replace(image=Image(ARCHIVED, b"d" * 32, b"b" * 32, 1))
     wanted = Requirements(gpus, memory or 64, RATE)
     return made._replace(part=part, requirements=wanted, max_price_per_tera_unit=PRICE)
 
@@ -95,6 +97,7 @@ def fits_plainly(profile: NodeProfile, job: JobSpec, until_ms: int) -> bool:
         and reaches
         and (not profile.roles & NodeRole.UNISOLATED or bool(part.allows & Allowance.UNISOLATED))
         and (not profile.roles & NodeRole.NO_ROOT or part.process.user != 0)
+        and (not profile.roles & NodeRole.NO_ARCHIVES or not part.image.blob)
     )
 
 
@@ -153,6 +156,7 @@ LACKS: Final[tuple[tuple[str, dict[str, object], dict[str, object]], ...]] = (
     ("only_containers", {"limits": int(NodeRole.ONLY_CONTAINERS)}, {"limits": int(NodeRole.ONLY_CONTAINERS)}),
     ("unisolated", {"limits": int(MachineLimit.UNISOLATED)}, {"limits": int(MachineLimit.UNISOLATED)}),
     ("no_root", {"limits": int(MachineLimit.NO_ROOT)}, {"limits": int(MachineLimit.NO_ROOT)}),
+    ("no_archives", {"limits": int(MachineLimit.NO_ARCHIVES)}, {"limits": int(MachineLimit.NO_ARCHIVES)}),
 )
 
 
