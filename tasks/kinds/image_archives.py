@@ -10,8 +10,8 @@ used: its parts are read at their places in the file. What an engine gets is an 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import posixpath
 import re
 import tarfile
@@ -205,7 +205,7 @@ class _Archive:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.size = file.seek(0, os.SEEK_END)
+        self.size = file.seek(0, io.SEEK_END)
         self.entries: dict[str, tuple[int, int]] = {}
         file.seek(0)
         links = dict[str, str]()

@@ -209,16 +209,8 @@ class DockerBackend:
         for entry in request.egress:
             if not is_covered(entry, self._options.egress):
                 raise ContainerRefused(f"egress: this machine's owner does not let containers reach {entry}")
-        await trio.to_thread.run_sync(self._check_room, request)
+        await trio.to_thread.run_sync(_check_room, request, self._folder, self._options.disk_gib * _GIB // 2)
         return facts
-
-    def _check_room(self, request: ContainerRequest) -> None:
-        inputs = sum(mount.size_bytes for mount in request.mounts)
-        wanted = (request.limits.disk_mib << 20) + inputs
-        taken = sum(file.stat().st_size for file in self._folder.glob("*/disk.img"))
-        limit = self._options.disk_gib * _GIB // 2
-        if wanted + taken > limit:
-            raise NoRoom(f"{wanted} bytes needed, {max(0, limit - taken)} of the operator's limit are left")
 
     # Its life
 
@@ -579,6 +571,15 @@ class DockerBackend:
             if folder.name not in names:
                 await trio.to_thread.run_sync(_remove_folder, folder)
         return removed
+
+
+def _check_room(request: ContainerRequest, folder: Path, limit_bytes: int) -> None:
+    """Raise NoRoom if disk and inputs of a container exceed what the operator lends."""
+    inputs = sum(mount.size_bytes for mount in request.mounts)
+    wanted = (request.limits.disk_mib << 20) + inputs
+    taken = sum(file.stat().st_size for file in folder.glob("*/disk.img"))
+    if wanted + taken > limit_bytes:
+        raise NoRoom(f"{wanted} bytes needed, {max(0, limit_bytes - taken)} of the operator's limit are left")
 
 
 def make_socket_folder(folder: Path) -> None:
