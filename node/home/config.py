@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from node.home.files import read_bounded
 from node.home.kind import CONFIG_LIMIT_BYTES, KIND_OPTION, check_kind, made_by
-from node.home.options import DockerOptions, NodeOptions, RegistryOptions, UploadOptions
+from node.home.options import DockerOptions, KubernetesOptions, NodeOptions, RegistryOptions, UploadOptions
 from rpc.gateway.limits import Proxies, is_loopback
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -119,6 +119,8 @@ BOUNDS: Final = {
     "executor.kubernetes.tasks_max": (1, 1_024),
     "executor.kubernetes.gpu_lanes": (0, 32),
     "executor.kubernetes.notice_s": (0, 600),
+    "executor.kubernetes.egress_gib": (1, 1 << 20),
+    "executor.kubernetes.egress_mbit_per_s": (1, 10_000_000),
     "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),
@@ -242,34 +244,35 @@ def parse_until(text: str) -> datetime | None:
     return found
 
 
-def parse_egress(docker: DockerOptions) -> tuple[str, ...]:
+def parse_egress(lent: DockerOptions | KubernetesOptions) -> tuple[str, ...]:
     """Return the patterns of names that containers may reach, sorted. Raises ConfigError."""
-    found = set()
-    for text in docker.egress:
+    found, name = set(), f"{_table_of(lent)}.egress"
+    for text in lent.egress:
         pattern = entry_of(text, is_pattern=True)
         if pattern is None:
-            raise ConfigError(
-                f"executor.docker.egress: name, name:port, *.name:port or * expected, not {text[:60]!r}"
-            )
+            raise ConfigError(f"{name}: name, name:port, *.name:port or * expected, not {text[:60]!r}")
         found.add(pattern)
     if len(found) > EGRESS_MAX:
-        raise ConfigError(f"executor.docker.egress: {len(found)} patterns, at most {EGRESS_MAX}")
+        raise ConfigError(f"{name}: {len(found)} patterns, at most {EGRESS_MAX}")
     return tuple(sorted(found))
 
 
-def parse_barred(docker: DockerOptions) -> tuple[Network, ...]:
+def parse_barred(lent: DockerOptions | KubernetesOptions) -> tuple[Network, ...]:
     """Return the networks that no name may lead into. Raises ConfigError."""
-    if len(docker.egress_barred) > BARRED_MAX:
-        raise ConfigError(f"executor.docker.egress_barred: at most {BARRED_MAX} networks")
+    name = f"{_table_of(lent)}.egress_barred"
+    if len(lent.egress_barred) > BARRED_MAX:
+        raise ConfigError(f"{name}: at most {BARRED_MAX} networks")
     found = []
-    for text in docker.egress_barred:
+    for text in lent.egress_barred:
         network = parse_network(text)
         if network is None:
-            raise ConfigError(
-                f"executor.docker.egress_barred: a network as 192.0.2.0/24 expected, not {text[:60]!r}"
-            )
+            raise ConfigError(f"{name}: a network as 192.0.2.0/24 expected, not {text[:60]!r}")
         found.append(network)
     return tuple(found)
+
+
+def _table_of(lent: DockerOptions | KubernetesOptions) -> str:
+    return "executor.docker" if isinstance(lent, DockerOptions) else "executor.kubernetes"
 
 
 def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
@@ -438,8 +441,9 @@ def check_options(options: NodeOptions) -> None:
     parse_operator(options.registry)
     parse_payout(options.registry)
     parse_until(options.executor.docker.until)
-    parse_egress(options.executor.docker)
-    parse_barred(options.executor.docker)
+    for lent in (options.executor.docker, options.executor.kubernetes):
+        parse_egress(lent)
+        parse_barred(lent)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

@@ -261,6 +261,14 @@ class KubernetesOptions:
     """Tasks at once; the chain bounds them too."""
     gpu_lanes: int = 16
     """PCIe lanes of each GPU, which no cluster tells. Below 8 no task of several GPUs comes."""
+    egress: tuple[str, ...] = ()
+    """Names that containers may reach: name:port, ``*.name:port``, or ``*`` for all; without a port 443."""
+    egress_barred: tuple[str, ...] = ()
+    """Networks that no such name may lead into, beside private and special ones."""
+    egress_gib: int = 64
+    """Most that a container sends and receives."""
+    egress_mbit_per_s: int = 1_000
+    """Most that it sends and receives in a second."""
     notice_s: int = 60
     """Seconds that a container has to end when the cluster is taken back (`dekube worker leave`)."""
 
@@ -282,7 +290,12 @@ class ExecutorOptions:
     @property
     def notice_s(self) -> int:
         """Seconds that a container has to end when its machine is taken back."""
-        return self.kubernetes.notice_s if self.kubernetes.enabled else self.docker.notice_s
+        return self.lent.notice_s
+
+    @property
+    def lent(self) -> DockerOptions | KubernetesOptions:
+        """The engine or the cluster whose options count."""
+        return self.kubernetes if self.kubernetes.enabled else self.docker
 
     @property
     def lends_containers(self) -> bool:

@@ -42,7 +42,7 @@ def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernete
     chosen = found.KubernetesOptions(
         lent.kubeconfig, lent.prefix, lent.images, lent.helper_image, lent.runtime_class, lent.gpu_resource,
         lent.gpus, lent.disk_gib, lent.unisolated_allowed, lent.node_selector, lent.tolerations,
-        lent.priority_class, lent.storage_class, lent.reserve_percent, lent.reserve_gpus,
+        lent.priority_class, lent.storage_class, lent.reserve_percent, lent.reserve_gpus, parse_egress(lent),
     )  # fmt: skip
     made: kubernetes.KubernetesBackend = found.KubernetesBackend(chosen, node, folder)
     return made

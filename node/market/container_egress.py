@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from node.home.config import parse_barred, parse_egress
-from node.home.options import DockerOptions
+from node.home.options import DockerOptions, KubernetesOptions
 from node.market.cancellation import DAMAGE
 from state.primitives.errors import DekubeError
 from tasks.executor.containers.backend import ContainerBackend, EntersNetworks
@@ -26,7 +26,7 @@ _GIB: Final = 1 << 30
 _BYTES_PER_MBIT: Final = 125_000
 
 
-def limits_of(options: DockerOptions) -> EgressLimits:
+def limits_of(options: DockerOptions | KubernetesOptions) -> EgressLimits:
     """Return what an owner allows each container. Raises ConfigError."""
     return EgressLimits(
         options.egress_gib * _GIB, options.egress_mbit_per_s * _BYTES_PER_MBIT, parse_barred(options)
@@ -48,17 +48,17 @@ class ContainerEgress:
         """Of containers that have ended, since the start of the node."""
 
     @classmethod
-    def of(cls, backend: ContainerBackend, options: DockerOptions) -> ContainerEgress:
+    def of(cls, backend: ContainerBackend, options: DockerOptions | KubernetesOptions) -> ContainerEgress:
         """Return what a node with these options serves. Raises ConfigError."""
         return cls(backend, limits_of(options), parse_egress(options))
 
     def note_facts(self, closed: str) -> None:
         """Note why no container can be entered here, empty if nothing is known against it."""
         if not isinstance(self._backend, EntersNetworks):
-            closed = "containers in a cluster reach no network"
+            closed = "this back end has no proxy for containers"
         self.is_open = bool(self._patterns) and not closed
         if self._patterns and closed:
-            _log.error("no container reaches a name: executor.docker.egress has no effect", why=closed)
+            _log.error("no container reaches a name: egress has no effect", why=closed)
 
     async def run(self, task: bytes, entries: Sequence[str]) -> None:
         """Serve a running container until cancelled. One that cannot be entered is tried again and again."""

@@ -754,5 +754,5 @@ def containers_of(
     policy = Policy(Yielding(uses.on_desktop_use), Yielding(uses.on_gpu_use), Yielding(uses.on_load))
     return Containers(
         ledger, wallet, inputs, blobs, parameters, backend, keys, data_dir=data_dir, policy=policy,
-        notice_s=options.notice_s, egress=ContainerEgress.of(backend, uses), cluster=options.kubernetes,
+        notice_s=options.notice_s, egress=ContainerEgress.of(backend, options.lent), cluster=options.kubernetes,
     )  # fmt: skip

@@ -292,10 +292,15 @@ def _containers(facts: Facts) -> Iterator[Finding]:
 def _container_egress(facts: Facts) -> Iterator[Finding]:
     if not facts.containers or not facts.container_engine:
         return
-    if facts.container_cluster:
-        yield Finding("egress of containers", Verdict.FINE, "none: containers in a cluster reach no network")
-    elif not facts.container_egress:
-        yield Finding("egress of containers", Verdict.FINE, "none: executor.docker.egress names nothing")
+    if not facts.container_egress:
+        table = "executor.kubernetes" if facts.container_cluster else "executor.docker"
+        yield Finding("egress of containers", Verdict.FINE, f"none: {table}.egress names nothing")
+    elif facts.container_cluster and not facts.container_isolated:
+        yield Finding(
+            "egress of containers", Verdict.WARNING,
+            f"{', '.join(facts.container_egress)}, by a proxy; this cluster lets containers pass it by",
+            "use a network plugin that enforces NetworkPolicy",
+        )  # fmt: skip
     elif facts.container_closed:
         yield Finding(
             "egress of containers", Verdict.WARNING,

@@ -72,7 +72,7 @@ def gather(
         if options.executor.kubernetes.enabled
         else len(options.executor.docker.gpus),
         container_has_gpus=engine.has_gpus,
-        container_egress=parse_egress(options.executor.docker),
+        container_egress=parse_egress(options.executor.lent),
         container_closed=why_not_entered(options.executor.docker.socket)
         if options.executor.docker.enabled
         else "",

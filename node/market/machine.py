@@ -142,7 +142,7 @@ def describe_machine(
         version=version("dekube-node"),
         consent=consent,
         until_ms=until_ms if roles & NodeRole.CONTAINER else 0,
-        egress=parse_egress(options.executor.docker) if egress and roles & NodeRole.CONTAINER else (),
+        egress=parse_egress(options.executor.lent) if egress and roles & NodeRole.CONTAINER else (),
     )
 
 

@@ -119,6 +119,8 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.exec_stream": "runs commands in pods (trio)",
     "tasks.executor.containers.kubernetes.priority": "makes a class of pods in a cluster",
     "tasks.executor.containers.kubernetes.helper_folder": "a program of pods: reads the folder of checkpoints",
+    "tasks.executor.containers.kubernetes.egress_link": "carries connections of a pod to the proxy (trio)",
+    "tasks.executor.containers.kubernetes.helper_egress": "a program of pods: carries connections of a container",
     "tasks.executor.containers.kubernetes.helper_socket": "a program of pods: carries connections of a container",
     "tasks.executor.containers.kubernetes.link": "carries connections between a pod and the node (trio)",
     "tasks.executor.containers.kubernetes.rights": "asks an API server for rights",

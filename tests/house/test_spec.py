@@ -58,6 +58,7 @@ from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
 from tasks.executor.containers.egress import addresses, client_hello, proxy
+from tasks.executor.containers.kubernetes import egress_link
 from tasks.kinds import container, egress
 from tasks.kinds import finetune as finetune_jobs
 from tasks.ledger import (
@@ -225,6 +226,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "labels_max": egress.LABELS_MAX,
         "egress_connections_max": proxy.CONNECTIONS_MAX,
         "egress_head_bytes_max": proxy.HEAD_BYTES_MAX,
+        "egress_window_bytes": egress_link.WINDOW_BYTES,
         "hello_bytes_max": client_hello.HELLO_BYTES_MAX,
         "addresses_max": addresses.ADDRESSES_MAX,
         "every_s_min": container.CHECKPOINT_EVERY_S_MIN,

@@ -11,6 +11,7 @@ from state.primitives.errors import DecodeError
 from tasks.executor.containers.errors import ContainerRefused, EngineError
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig
 from tasks.executor.containers.kubernetes.api import decode_object
+from tasks.executor.containers.kubernetes.egress_link import check_egress_head
 from tasks.executor.containers.kubernetes.exec_stream import status_of
 from tasks.executor.containers.kubernetes.inventory import Inventory, Stock, take_stock
 from tasks.executor.containers.kubernetes.link import USAGE, Frame, FrameReader, decode_use, encode_frame
@@ -72,6 +73,9 @@ def stocked(data: bytes) -> Inventory:
 FRAMES = b"".join(map(encode_frame, (
     Frame(1, 1), Frame(1, 2, b"GET / HTTP/1.1\r\n\r\n"), Frame(1, 3), Frame(0, 5, bytes(16)), Frame(1, 4),
 )))  # fmt: skip
+EGRESS_FRAMES = b"".join(map(encode_frame, (
+    Frame(1, 1), Frame(1, 2, b"CONNECT a.b:443 HTTP/1.1\r\n\r\n"), Frame(1, 5, bytes(4)), Frame(1, 3), Frame(0, 6),
+)))  # fmt: skip
 
 
 def _read_frames(data: bytes) -> None:
@@ -99,7 +103,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "frames of a helper", Target(
         _read_frames, (FRAMES, encode_frame(Frame(0, 5))),
-        (f"{HERE}.link:FrameReader.feed", f"{HERE}.link:decode_use", f"{HERE}.link:_check_head"), (DecodeError,),
+        (f"{HERE}.link:FrameReader.feed", f"{HERE}.link:decode_use", f"{HERE}.link:check_head"), (DecodeError,),
+    )  # fmt: skip
+    yield "frames of a helper's egress", Target(
+        lambda data: FrameReader(check_egress_head).feed(data), (EGRESS_FRAMES,),
+        (f"{HERE}.link:FrameReader.feed", f"{HERE}.egress_link:check_egress_head"), (DecodeError,),
     )  # fmt: skip
     yield (
         "the end of a command in a pod",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
@@ -50,6 +51,7 @@ from tasks.executor.containers.kubernetes.canaries import are_policies_enforced,
 from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, let_go
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.drift import DriftWatch
+from tasks.executor.containers.kubernetes.egress_link import EgressLink, listen_for_link
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
 from tasks.executor.containers.kubernetes.inventory import Stock
 from tasks.executor.containers.kubernetes.link import PodLink, while_linked
@@ -94,6 +96,7 @@ from tasks.executor.containers.masking import Masker
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import Outputs, pack_file
 from tasks.executor.containers.request import RESTORED, ContainerRequest, is_among
+from tasks.kinds.egress import is_covered
 
 __all__ = ["KubernetesBackend", "KubernetesOptions"]
 
@@ -123,7 +126,7 @@ _CANARY: Final = bytes(32)
 _PASSED_ON: Final = frozenset(
     {
         "image", "limits", "command", "environment", "mounts", "output_path", "user", "secrets", "is_private",
-        "checkpoint_path", "checkpoint_bytes", "is_resumed",
+        "checkpoint_path", "checkpoint_bytes", "is_resumed", "egress",
     }
 )  # fmt: skip
 """What of a request a cluster is given. A container that asks for more is refused."""
@@ -136,7 +139,8 @@ _STARTED: Final = frozenset({Stage.RUNNING, Stage.ENDED, Stage.GONE})
 class KubernetesOptions:
     """What this node lends in a cluster. An empty ``kubeconfig`` stands for the account of the node's own pod.
 
-    Without ``unisolated_allowed`` a cluster that does not enforce network policies lends nothing.
+    Without ``unisolated_allowed`` a cluster that does not enforce network policies lends nothing. ``egress`` are
+    patterns of the names that containers may reach (``tasks.kinds.egress``).
     """
 
     kubeconfig: str = ""
@@ -154,6 +158,7 @@ class KubernetesOptions:
     storage_class: str = ""
     reserve_percent: int = 0
     reserve_gpus: int = 0
+    egress: tuple[str, ...] = ()
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
@@ -273,6 +278,9 @@ class KubernetesBackend:
         for field in fields(request):
             if field.name not in _PASSED_ON and getattr(request, field.name):
                 raise ContainerRefused(f"{field.name}: not passed on to a cluster")
+        for entry in request.egress:
+            if not is_covered(entry, self._options.egress):
+                raise ContainerRefused(f"egress: this cluster's owner does not let containers reach {entry}")
         if request.user == 0:
             raise ContainerRefused("user 0: Pod Security `restricted` does not allow it")
         if request.limits.gpus > self._options.gpus:
@@ -442,13 +450,18 @@ class KubernetesBackend:
 
     async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
         """Look at the container until it ends; end it at its limits (``ContainerBackend``)."""
-        link = self.links[task] = PodLink(self._api, self.socket_folder(task), task)
+        links = [PodLink(self._api, self.socket_folder(task), task)]
+        if request.egress:
+            links.append(EgressLink(self._api, self.socket_folder(task), task))
+        self.links[task] = links[0]
         try:
-            return await while_linked(link, partial(self._look_on, task, request, on_look, link))
+            return await while_linked(links, partial(self._look_on, task, request, on_look, links))
         finally:
             del self.links[task]
 
-    async def _look_on(self, task: bytes, request: ContainerRequest, on_look: OnLook, link: PodLink) -> Ended:
+    async def _look_on(
+        self, task: bytes, request: ContainerRequest, on_look: OnLook, links: list[PodLink]
+    ) -> Ended:  # fmt: skip
         place, up_s = self.place(task), 0.0
         drift = DriftWatch(self._api, place)
 
@@ -470,7 +483,7 @@ class KubernetesBackend:
                 up_s += await let_go(self._api, f"{place.path}/pods/{pod.name}")
                 _log.warning("the cluster takes a container away", task=task, machine=pod.machine, why=pod.why)
                 return Ended(self._why.get(task, End.EVICTED), 0, up_s)
-            if (ended := self._ended(task, pod, up_s)) is not None:
+            if (ended := _ended(self._why.get(task), pod, up_s)) is not None:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
                 return ended
@@ -481,29 +494,14 @@ class KubernetesBackend:
                 _log.warning("somebody changed a running container; it is given up", task=task, part=part)
                 return Ended(self._why.get(task, End.LOST), 0, up_s)
             if pod.has_helper:
-                link.attach(f"{place.path}/pods/{pod.name}")
+                for link in links:
+                    link.attach(f"{place.path}/pods/{pod.name}")
             on_look(Look(is_up=pod.stage is Stage.RUNNING and not pod.late_s, up_s=up_s))
             if up_s >= request.limits.time_limit_s:
                 self._why.setdefault(task, End.TIME_LIMIT)
                 await self.stop(task, request.limits.grace_s)
             else:
                 await trio.sleep(LOOK_S)
-
-    def _ended(self, task: bytes, pod: Pod, up_s: float) -> Ended | None:
-        """Return how a container ended, None while it has not."""
-        if pod.stage not in (Stage.ENDED, Stage.GONE):
-            return None
-        number = pod.exit.number if pod.exit is not None else 0
-        if (why := self._why.get(task)) is not None:
-            return Ended(why, number, up_s)
-        named = {Trouble.DISK: End.OUT_OF_DISK, Trouble.DEADLINE: End.TIME_LIMIT, Trouble.EVICTED: End.EVICTED}
-        if pod.trouble in named:
-            return Ended(named[pod.trouble], number, up_s)
-        if pod.is_leaving or pod.exit is None:
-            return Ended(End.EVICTED, number, up_s)
-        if pod.exit.is_out_of_memory:
-            return Ended(End.OUT_OF_MEMORY, number, up_s)
-        return Ended(End.SIGNALLED if pod.exit.is_signal else End.EXITED, number, up_s)
 
     async def stop(self, task: bytes, grace_s: int) -> None:
         """Ask it to end; kill it after ``grace_s`` (``ContainerBackend``).
@@ -576,6 +574,10 @@ class KubernetesBackend:
     def socket_folder(self, task: bytes) -> Path:
         """Return the folder of the socket to which the pod's is joined (``ContainerBackend``)."""
         return self._folder / "sockets" / task.hex()[:32]
+
+    async def proxy_socket(self, task: bytes) -> socket.socket:
+        """Return where connections of the container come out, from its link (``EntersNetworks``)."""
+        return listen_for_link(self.socket_folder(task))
 
     async def log(self, task: bytes, after: LogPlace, limit_bytes: int) -> LogPart:
         """Return what a container wrote after a place (``ContainerBackend``)."""
@@ -694,6 +696,23 @@ class KubernetesBackend:
         if failure is not None:
             raise failure
         return removed
+
+
+def _ended(why: End | None, pod: Pod, up_s: float) -> Ended | None:
+    """Return how a container ended, None while it has not; ``why`` its node ended it, if it did."""
+    if pod.stage not in (Stage.ENDED, Stage.GONE):
+        return None
+    number = pod.exit.number if pod.exit is not None else 0
+    if why is not None:
+        return Ended(why, number, up_s)
+    named = {Trouble.DISK: End.OUT_OF_DISK, Trouble.DEADLINE: End.TIME_LIMIT, Trouble.EVICTED: End.EVICTED}
+    if pod.trouble in named:
+        return Ended(named[pod.trouble], number, up_s)
+    if pod.is_leaving or pod.exit is None:
+        return Ended(End.EVICTED, number, up_s)
+    if pod.exit.is_out_of_memory:
+        return Ended(End.OUT_OF_MEMORY, number, up_s)
+    return Ended(End.SIGNALLED if pod.exit.is_signal else End.EXITED, number, up_s)
 
 
 def _own(place: Place) -> Place:

@@ -9,11 +9,11 @@ made again, and the container's next connection waits for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import structlog
 import trio
@@ -28,7 +28,16 @@ from tasks.executor.containers.kubernetes.manifests import HELPER
 from tasks.executor.containers.kubernetes.scripts import LINK_COMMAND
 from tasks.executor.containers.settings import SOCKET_NAME
 
-__all__ = ["Frame", "FrameReader", "PodLink", "decode_use", "encode_frame", "while_linked"]
+__all__ = [
+    "Frame",
+    "FrameReader",
+    "PodLink",
+    "check_head",
+    "connected",
+    "decode_use",
+    "encode_frame",
+    "while_linked",
+]
 
 _log = structlog.get_logger("containers")
 
@@ -65,10 +74,10 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Cuts what a helper sends into frames."""
+    """Cuts what a helper sends into frames whose heads pass ``check``, which raises DecodeError."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, check: Callable[[int, int, int], None] | None = None) -> None:
+        self._check, self._buffer = check or check_head, bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes; return the frames that are whole now. Raises DecodeError."""
@@ -76,7 +85,7 @@ class FrameReader:
         found, at = list[Frame](), 0
         while len(self._buffer) - at >= _HEAD.size:
             connection, kind, size = _HEAD.unpack_from(self._buffer, at)
-            _check_head(connection, kind, size)
+            self._check(connection, kind, size)
             if len(self._buffer) - at < _HEAD.size + size:
                 break
             at += _HEAD.size
@@ -86,7 +95,8 @@ class FrameReader:
         return found
 
 
-def _check_head(connection: int, kind: int, size: int) -> None:
+def check_head(connection: int, kind: int, size: int) -> None:
+    """Check the head of a frame of the socket's helper. Raises DecodeError."""
     sizes = {OPEN: (0, 0), DATA: (1, CHUNK_BYTES), END: (0, 0), CLOSE: (0, 0), USAGE: (0, _USE.size)}.get(kind)
     if sizes is None or not sizes[0] <= size <= sizes[1] or (connection == 0) != (kind == USAGE):
         raise DecodeError(f"not a frame of a helper: kind {kind}, {size} bytes")
@@ -106,6 +116,10 @@ def decode_use(data: bytes) -> Usage | None:
 
 class PodLink:
     """The link to one pod. ``folder`` has the node's socket for the container."""
+
+    command: ClassVar[tuple[str, ...]] = LINK_COMMAND
+    pace: ClassVar[tuple[int, int]] = (FRAMES_PER_S, FRAMES_BURST)
+    check = staticmethod(check_head)
 
     def __init__(self, api: ClusterApi, folder: Path, task: bytes) -> None:
         self._api, self._folder, self._task = api, folder, task
@@ -147,7 +161,7 @@ class PodLink:
     async def _carry_all(self) -> None:
         """Carry connections until the link breaks. Raises EngineUnavailable, EngineError, DecodeError."""
         failure: Exception | None = None
-        async with run_command(self._api, self._pod, HELPER, LINK_COMMAND, stdin=True) as command:
+        async with run_command(self._api, self._pod, HELPER, self.command, stdin=True) as command:
             self._last, self.made = 0, self.made + 1
             try:
                 async with trio.open_nursery() as nursery:
@@ -158,11 +172,15 @@ class PodLink:
                         failure = error
                     nursery.cancel_scope.cancel()
             finally:
-                for stream in self._streams.values():
-                    await trio.aclose_forcefully(stream)
-                self._streams.clear()
+                await self._drop_all()
         if failure is not None:
             raise failure
+
+    async def _drop_all(self) -> None:
+        """Close all connections: the link that carries them is gone."""
+        for stream in self._streams.values():
+            await trio.aclose_forcefully(stream)
+        self._streams.clear()
 
     async def _beat(self, command: Command, scope: trio.CancelScope) -> None:
         while True:
@@ -180,7 +198,7 @@ class PodLink:
         return True
 
     async def _read(self, command: Command, nursery: trio.Nursery) -> None:
-        reader, pace = FrameReader(), TokenBucket(FRAMES_PER_S, FRAMES_BURST, _now_ms())
+        reader, pace = FrameReader(self.check), TokenBucket(*self.pace, _now_ms())
         async with aclosing(command.output()) as output:  # type: ignore[type-var]
             async for data in output:
                 for frame in reader.feed(data):
@@ -222,7 +240,7 @@ class PodLink:
         try:
             if len(self._streams) >= CONNECTIONS_MAX:
                 raise OSError("too many connections")
-            self._streams[number] = await _connected(self._folder)
+            self._streams[number] = await connected(self._folder, SOCKET_NAME)
         except OSError:
             await self._say(command, Frame(number, CLOSE))
             return
@@ -244,13 +262,16 @@ class PodLink:
         await trio.aclose_forcefully(self._streams.pop(number))
 
 
-async def _connected(folder: Path) -> trio.SocketStream:
-    """Connect to the node's socket through the descriptor of its folder: a path has 107 bytes at most."""
+async def connected(folder: Path, name: str) -> trio.SocketStream:
+    """Connect to a socket of the node through the descriptor of its folder: a path has 107 bytes at most.
+
+    Raises OSError.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         made = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
         try:
-            await made.connect(f"/proc/self/fd/{handle}/{SOCKET_NAME}")
+            await made.connect(f"/proc/self/fd/{handle}/{name}")
         except BaseException:
             made.close()
             raise
@@ -259,12 +280,13 @@ async def _connected(folder: Path) -> trio.SocketStream:
         os.close(handle)
 
 
-async def while_linked(link: PodLink, work: Callable[[], Awaitable[T]]) -> T:
-    """Return what ``work`` returns, with the link beside it. Raises what ``work`` raises."""
+async def while_linked(links: Iterable[PodLink], work: Callable[[], Awaitable[T]]) -> T:
+    """Return what ``work`` returns, with the links beside it. Raises what ``work`` raises."""
     found: list[T] = []
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run)
+        for link in links:
+            nursery.start_soon(link.run)
         try:
             found.append(await work())
         except Exception as error:

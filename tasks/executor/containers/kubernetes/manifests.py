@@ -16,7 +16,7 @@ from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
 from tasks.executor.containers.kubernetes.quantities import amount
-from tasks.executor.containers.kubernetes.scripts import RECEIVE, WAIT_FOR_SOCKET, serve_command
+from tasks.executor.containers.kubernetes.scripts import RECEIVE, serve_command, wait_for_sockets
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,
@@ -56,6 +56,8 @@ RECEIVER: Final = "inputs"
 JOB: Final = "container"
 NAME_BYTES_MAX: Final = 63
 HELPER_MEMORY_MIB: Final = 64
+EGRESS_MEMORY_MIB: Final = 96
+"""Of a helper with a door for egress: windows and buffers of all its connections."""
 HELPER_MILLICORES: Final = 100
 HELPER_MILLICORES_MAX: Final = 1_000
 """A helper is quick when it moves data, and asks for little while it waits."""
@@ -182,8 +184,11 @@ def _resources(**values: str) -> dict[str, Any]:
     return {"limits": dict(values), "requests": dict(values)}
 
 
-def _helper(name: str, image: str, script: str, user: int, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    requests = _limits(HELPER_MILLICORES, HELPER_MEMORY_MIB, LOG_MIB)
+def _helper(
+    name: str, image: str, script: str, user: int, mounts: list[dict[str, Any]],
+    memory_mib: int = HELPER_MEMORY_MIB,
+) -> dict[str, Any]:  # fmt: skip
+    requests = _limits(HELPER_MILLICORES, memory_mib, LOG_MIB)
     return {
         "name": name, "image": image, "imagePullPolicy": "IfNotPresent", "command": ["/bin/sh", "-c", script],
         "securityContext": _security(user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
@@ -258,10 +263,16 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     receiver = _helper(RECEIVER, cluster.helper_image, RECEIVE, user, receives)
     # It reads the outputs; of a private container it overwrites them at the end, and the inputs.
     serves = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
-    helper = _helper(HELPER, cluster.helper_image, "", user, [*serves, stage, socket]) | {
-        "command": [_literal(word) for word in serve_command(stays=bool(request.checkpoint_path))],
+    memory_mib = EGRESS_MEMORY_MIB if request.egress else HELPER_MEMORY_MIB
+    helper = _helper(HELPER, cluster.helper_image, "", user, [*serves, stage, socket], memory_mib) | {
+        "command": [
+            _literal(word)
+            for word in serve_command(stays=bool(request.checkpoint_path), egress=bool(request.egress))
+        ],
         # The kubelet starts containers one after the other, each when the hook of the one before has ended.
-        "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", WAIT_FOR_SOCKET]}}},
+        "lifecycle": {
+            "postStart": {"exec": {"command": ["/bin/sh", "-c", wait_for_sockets(egress=bool(request.egress))]}}
+        },
     }
 
     def volume(name: str, size_mib: int, medium: str = "") -> dict[str, Any]:

@@ -12,10 +12,10 @@ from importlib.resources import files
 from typing import Final
 
 __all__ = [
+    "EGRESS_COMMAND",
     "LINK_COMMAND",
     "OVERWRITE",
     "RECEIVE",
-    "WAIT_FOR_SOCKET",
     "archive",
     "checksum",
     "end_helper",
@@ -24,6 +24,7 @@ __all__ = [
     "put_piece",
     "serve_command",
     "stop_all",
+    "wait_for_sockets",
     "where_pieces_end",
 ]
 
@@ -51,15 +52,28 @@ _SERVE: Final = f"""
 echo $$ > {STAGE}/pid
 printf %s "$1" > {STAGE}/socket.py
 printf %s "$2" > {STAGE}/folder.py
+if [ -n "$4" ]; then
+  printf %s "$4" > {STAGE}/egress.py
+  python3 -I -S {STAGE}/egress.py serve &
+fi
 exec python3 -I -S {STAGE}/socket.py "$3"
 """
 _FOLDER: Final = ("python3", "-I", "-S", f"{STAGE}/folder.py")
 LINK_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/socket.py", "link")
-WAIT_FOR_SOCKET: Final = """
+EGRESS_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/egress.py", "link")
+_WAIT_FOR: Final = """
 n=0
-while [ ! -S /dekube/socket/job.sock ] && [ "$n" -lt 300 ]; do n=$((n + 1)); sleep 0.05; done
+while [ ! -S {path} ] && [ "$n" -lt 300 ]; do n=$((n + 1)); sleep 0.05; done
 """
-"""Ends when the socket listens: only then the requester's container is started. Without one it starts too."""
+
+
+def wait_for_sockets(*, egress: bool) -> str:
+    """Return what ends when the helper's sockets listen: only then the requester's container is started.
+
+    Without them it starts too.
+    """
+    paths = ["/dekube/socket/job.sock", *([f"{STAGE}/egress.sock"] if egress else ())]
+    return "".join(_WAIT_FOR.format(path=path) for path in paths)
 
 
 @cache
@@ -67,11 +81,14 @@ def _program(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def serve_command(*, stays: bool) -> list[str]:
-    """Return the command of the helper that serves; one that ``stays`` ignores that its pod is told to end."""
+def serve_command(*, stays: bool, egress: bool = False) -> list[str]:
+    """Return the command of the helper that serves; one that ``stays`` ignores that its pod is told to end.
+
+    With ``egress`` it serves the door of the node's proxy too.
+    """
     return [
         "/bin/sh", "-c", _SERVE, "sh", _program("helper_socket.py"), _program("helper_folder.py"),
-        "stay" if stays else "serve",
+        "stay" if stays else "serve", _program("helper_egress.py") if egress else "",
     ]  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def public_server(folder: Path) -> Iterator[PublicServer]:
             f"ip netns add {space}", f"ip link add {near} type veth peer name {far} netns {space}",
             f"ip addr add {own}/30 dev {near}", f"ip link set {near} up",
             f"ip -n {space} addr add {address}/30 dev {far}", f"ip -n {space} link set {far} up",
-            f"ip -n {space} link set lo up",
+            f"ip -n {space} link set lo up", f"ip -n {space} route add default via {own}",
         ):  # fmt: skip
             subprocess.run(command.split(), check=True, capture_output=True)
         server = subprocess.Popen(
@@ -94,7 +94,15 @@ def public_server(folder: Path) -> Iterator[PublicServer]:
 
 class _Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self._answer(CONTENT.encode())
+        count = self.path.removeprefix("/zeros/")
+        if count == self.path:
+            self._answer(CONTENT.encode())
+            return
+        self.send_response(200)
+        self.send_header("content-length", count)
+        self.end_headers()
+        for sent in range(0, int(count), 1 << 16):
+            self.wfile.write(bytes(min(1 << 16, int(count) - sent)))
 
     def do_POST(self) -> None:
         size = int(self.headers["content-length"])

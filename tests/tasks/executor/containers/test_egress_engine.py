@@ -51,6 +51,28 @@ def copy_program(name: str, tree: Path) -> None:
         shutil.copy(path, target)
 
 
+def asking(server: PublicServer) -> str:
+    """Return a script that reaches the names of its job, tries others, and shows what it was told."""
+    return f"""
+        curl -sS --cacert /input/ca.pem https://files.example.net/hello
+        curl -sS http://plain.example.net/ ; curl -sS -d 12345 http://plain.example.net/in
+        for url in https://other.example.net http://plain.example.net:81 http://{server.address} https://{server.address}
+        do curl -sS -o /scratch/said -w '%{{http_code}} %{{http_connect}}\\n' $url ; done
+        curl -sS --noproxy '*' -m 3 https://{server.address} ; echo "direct $?"
+        env | grep -i _proxy= | sort
+    """
+
+
+def check_said(lines: list[str]) -> None:
+    """Check what that script has shown."""
+    said = [line for line in lines if not line.startswith("curl: ")]
+    assert said[:7] == [
+        CONTENT.strip(), CONTENT.strip(), "/in plain.example.net 5", "000 403", "403 000", "400 000", "000 400",
+    ], lines  # fmt: skip
+    assert said[7].startswith("direct ") and said[7] != "direct 0"
+    assert "https_proxy=http://127.0.0.1:3128" in said and "NO_PROXY=localhost,job,127.0.0.1,::1" in said
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait for what another program does."""
     while not is_so():  # noqa: ASYNC110  nothing here tells of it
@@ -61,14 +83,7 @@ async def test_a_container_reaches_its_names_and_nothing_else(
     machine: Machine, server: PublicServer, tmp_path: Path
 ) -> None:
     backend = machine.backend(egress=("*.example.net:443", "plain.example.net:80"))
-    script = f"""
-        curl -sS --cacert /input/ca.pem https://files.example.net/hello
-        curl -sS http://plain.example.net/ ; curl -sS -d 12345 http://plain.example.net/in
-        for url in https://other.example.net http://plain.example.net:81 http://{server.address} https://{server.address}
-        do curl -sS -o /scratch/said -w '%{{http_code}} %{{http_connect}}\\n' $url ; done
-        curl -sS --noproxy '*' -m 3 https://{server.address} ; echo "direct $?"
-        env | grep -i _proxy= | sort
-    """
+    script = asking(server)
     request = machine.request(script, egress=NAMES, mounts=(InputMount(b"\x05" * 32, "/input/ca.pem", 900),))
     place = backend.disk(TASK).input_path(0)
     place.parent.mkdir(parents=True)
@@ -91,12 +106,7 @@ async def test_a_container_reaches_its_names_and_nothing_else(
         await backend.remove(TASK)
         await backend.aclose()
     assert (ended.end, ended.code) == (End.EXITED, 0), lines
-    said = [line for line in lines if not line.startswith("curl: ")]
-    assert said[:7] == [
-        CONTENT.strip(), CONTENT.strip(), "/in plain.example.net 5", "000 403", "403 000", "400 000", "000 400",
-    ], lines  # fmt: skip
-    assert said[7].startswith("direct ") and said[7] != "direct 0"
-    assert "https_proxy=http://127.0.0.1:3128" in said and "NO_PROXY=localhost,job,127.0.0.1,::1" in said
+    check_said(lines)
     assert use.refused == 4 and use.received_bytes > 2 * len(CONTENT) and use.sent_bytes > 5
     assert any(isinstance(one, Processes) for one in seen), "the watchdog saw nothing"
     effects = [effect for one in seen for effect in watchdog.step(one, 0.0)]
