@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from state.primitives.errors import DecodeError
 from state.primitives.merkle import MerkleProof, merkle_proof, verify_merkle_proof
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.decoder import DecoderPart
 from tasks.kinds.finetune import FinetunePart
-from tasks.programs.finetune import EVALUATION_LOSSES, losses_in, losses_place
 from tasks.programs.loop import EVALUATIONS_MAX
+from tasks.programs.looped import EVALUATION_LOSSES, losses_in
 from tasks.programs.states import state_leaves, tensor_leaf
 from tasks.programs.tensors import ElementType, TensorType, tensor_root
 from tasks.proofs import ShownLosses, WindowProof
@@ -32,10 +34,10 @@ class Evaluation(NamedTuple):
     loss: float
 
 
-def _plan(spec: JobSpec) -> TuningPlan | None:
+def _plan(spec: JobSpec) -> TuningPlan | DecoderPlan | None:
     """Return the plan of a job that evaluates; None for every other one."""
     plan = spec.plan()
-    return plan if isinstance(plan, TuningPlan) and plan.shape.evaluate_every else None
+    return plan if isinstance(plan, TuningPlan | DecoderPlan) and plan.shape.evaluate_every else None
 
 
 def show_losses(spec: JobSpec, state: TrainingState) -> ShownLosses | None:
@@ -44,7 +46,7 @@ def show_losses(spec: JobSpec, state: TrainingState) -> ShownLosses | None:
     if plan is None:
         return None
     kinds = {name: (kind, tensor_root(kind, state.tensors[name])) for name, kind in plan.tensors().items()}
-    place, _ = losses_place(plan.shape)
+    place, _ = plan.shape.losses_place
     path = merkle_proof(state_leaves(state.step, kinds), place)
     return ShownLosses(state.tensors[EVALUATION_LOSSES], path.siblings)
 
@@ -55,13 +57,13 @@ def shows_losses(spec: JobSpec, proof: WindowProof) -> bool:
     Every validator asks that of every proof, so no plan is made: counting the calls of a step takes 0.2 ms.
     """
     part, shown = spec.part, proof.losses
-    evaluates = isinstance(part, FinetunePart) and part.loop.evaluate_every > 0
-    if not isinstance(part, FinetunePart) or not evaluates or shown is None:
+    evaluates = isinstance(part, FinetunePart | DecoderPart) and part.loop.evaluate_every > 0
+    if not isinstance(part, FinetunePart | DecoderPart) or not evaluates or shown is None:
         return not evaluates and shown is None
     if len(shown.content) != _TYPE.size_bytes or not all(map(math.isfinite, losses_in(shown.content))):
         return False
     leaf = tensor_leaf(EVALUATION_LOSSES, _TYPE, tensor_root(_TYPE, shown.content))
-    return verify_merkle_proof(proof.result_root, leaf, MerkleProof(*losses_place(part.shape), shown.siblings))
+    return verify_merkle_proof(proof.result_root, leaf, MerkleProof(*part.shape.losses_place, shown.siblings))
 
 
 def evaluations_of(spec: JobSpec, step: int, content: bytes) -> tuple[Evaluation, ...]:
@@ -86,7 +88,7 @@ def ended_by(spec: JobSpec, proof: WindowProof) -> int:
     That they are those of the state is not asked here (``shows_losses``).
     """
     part, shown = spec.part, proof.losses
-    if not isinstance(part, FinetunePart) or not part.loop.patience or shown is None:
+    if not isinstance(part, FinetunePart | DecoderPart) or not part.loop.patience or shown is None:
         return 0
     plan = _plan(spec)
     if plan is None or len(shown.content) != _TYPE.size_bytes:

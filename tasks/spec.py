@@ -305,9 +305,9 @@ class JobSpec(NamedTuple):
         return (stop - start) * self.step_units
 
     def losses_of(self, step_from: int, step_to: int) -> int:
-        """Return how many losses the sum of losses of some steps has: of fine-tuning, those of its updates."""
+        """Return how many losses the sum of losses of some steps has: of a training loop, those of its updates."""
         plan = self.plan()
-        if not isinstance(plan, TuningPlan):
+        if not isinstance(plan, TuningPlan | DecoderPlan):
             return step_to - step_from
         return plan.loop.updated_by(step_to) - plan.loop.updated_by(step_from)
 

@@ -151,7 +151,13 @@ def _decoder(top: Mapping[str, Any]) -> DecoderPart:
         _optimiser(top),
         _rates(top),
         None if top["start"] is None else _adapter(top["start"], "start"),
+        _loop(top),
     )  # fmt: skip
+
+
+def _loop(top: Mapping[str, Any]) -> TrainingLoop:
+    _fields(top["loop"], "loop", set(TrainingLoop._fields))
+    return TrainingLoop(*_numbers(top, "loop", TrainingLoop._fields))
 
 
 def _rates(top: Mapping[str, Any]) -> RateSchedule:
@@ -162,7 +168,6 @@ def _rates(top: Mapping[str, Any]) -> RateSchedule:
 def _tuned(top: Mapping[str, Any]) -> FinetunePart:
     dataset = _fields(top["dataset"], "dataset", set(RowSet._fields))
     adapters = _fields(top["adapters"], "adapters", set(Adapters._fields))
-    _fields(top["loop"], "loop", set(TrainingLoop._fields))
     if not isinstance(adapters["targets"], list):
         raise ConfigError("adapters.targets: not a list of names")
     return FinetunePart(
@@ -178,7 +183,7 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         _number(top["batch"], "batch"),
         _optimiser(top),
         _rates(top),
-        TrainingLoop(*_numbers(top, "loop", TrainingLoop._fields)),
+        _loop(top),
         None if top["start"] is None else _adapter(top["start"], "start"),
         None if top["preference"] is None else _preference(top),
     )  # fmt: skip

@@ -17,9 +17,10 @@ from rpc.client.core import hexed
 from rpc.client.results import Window
 from rpc.client.tasks import spec_of, step_of
 from tasks.engines.tuning_plan import TuningPlan
-from tasks.kinds.decoder import DecoderModel
+from tasks.kinds.decoder import DecoderModel, DecoderPart
 from tasks.models.errors import FolderInvalid
 from tasks.models.trained import TrainedReceipt
+from tasks.programs.looped import layout_of
 from tasks.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -164,12 +165,14 @@ def _compare(receipt: AnyReceipt, file: Path) -> None:
     from tasks.models.adapters import check_state
     from tasks.models.trained import check_trained_state
     from tasks.programs.adamw import Rates
-    from tasks.programs.decoder import DecoderShape
     from tasks.programs.finetune import FinetuneRates
+    from tasks.programs.generate import whole_shape
+    from tasks.programs.llama_shape import Adapter
 
     # The layout of a state follows from its shape alone.
     if isinstance(receipt, TrainedReceipt):
-        like = DecoderPlan(DecoderShape(receipt.model, 1, 1, 1, 1), FinetuneRates(Rates(1)), bytes(32))
+        whole = whole_shape(receipt.model, Adapter(0, 0, (), receipt.step, receipt.layout))
+        like = DecoderPlan(whole, FinetuneRates(Rates(1)), bytes(32))
         check_trained_state(receipt, TrainingState.decode(read_bounded(file, like.state_limit_bytes), like))
         return
     plan = TuningPlan(receipt.shape, FinetuneRates(Rates(1)), bytes(32))
@@ -192,6 +195,8 @@ def check_spec(receipt: AnyReceipt, spec: JobSpec) -> None:
         model = getattr(spec.part, "model", None)
         if not isinstance(model, DecoderModel) or model.shape != receipt.model:
             raise FolderInvalid("the task trains another model than the receipt says")
+        if not isinstance(spec.part, DecoderPart) or layout_of(spec.part.shape) != receipt.layout:
+            raise FolderInvalid("the task has states of another layout than the receipt says")
         return
     if spec.model_root() != receipt.model_root:
         raise FolderInvalid("the task names another model than the receipt")

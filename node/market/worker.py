@@ -27,6 +27,7 @@ from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value, say_divergence
 from tasks.custody.keys import key_proof_to_value
 from tasks.custody.sealed import public_output
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.starting import Start
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
@@ -454,6 +455,6 @@ def _first_state(spec: JobSpec, start: Start, blob: bytes) -> bytes:
 def _losses_of(spec: JobSpec, result: WindowResult) -> ShownLosses | None:
     """Return the losses of evaluations in the state that a window leaves. It blocks."""
     plan = spec.plan()
-    if not isinstance(plan, TuningPlan) or not plan.shape.evaluate_every:
+    if not isinstance(plan, TuningPlan | DecoderPlan) or not plan.shape.evaluate_every:
         return None
     return show_losses(spec, TrainingState.decode(result.load_state(len(result.segments)), plan))

@@ -22,7 +22,7 @@ from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_gen
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_embedder, open_model
 from tasks.models.rows import FILE_BYTES_MAX
-from tasks.models.training import TrainingJob, make_training
+from tasks.models.training import TextFile, TrainingJob, make_training
 from tasks.requests.containing import ContainerRequest
 from tasks.requests.embedding import EmbeddingRequest
 from tasks.requests.errors import RequestInvalid
@@ -92,7 +92,13 @@ def file_of(name: str, request_file: str, field: str) -> bytes:
 
 def _training(request: TrainingRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TrainingJob:
     check_tuned(request.file, request.adapter, start, "model")
-    make = partial(make_training, rows, request.data, settings=request.settings, start=start, **terms.named)
+    held: TextFile | None = None
+    if request.validation:
+        held = TextFile(file_of(request.validation, request.file, "validation"), request.validation)
+    make = partial(
+        make_training, TextFile(rows, request.data), settings=request.settings, start=start, validation=held,
+        **terms.named,
+    )  # fmt: skip
     if request.tokenizer == BYTES:
         return make(tokens=ByteTokens(), vocabulary=BYTES_VOCABULARY)
     with open_model(Path(request.tokenizer)) as opened:

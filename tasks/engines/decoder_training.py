@@ -14,6 +14,7 @@ from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import StateInvalid
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
+from tasks.engines.tuning import is_over
 from tasks.programs.errors import SourceInvalid
 from tasks.programs.program import SourceKind
 from tasks.programs.running import Runner
@@ -74,3 +75,9 @@ class DecoderTrainer(Steps):
             raise StateInvalid(str(error)) from None
         data = runner.load(SourceKind.DATA, rows)
         super().__init__(plan, arrays, runner, state=loaded, data=data, model={}, step=state.step)
+        self._plan = plan
+
+    @property
+    def is_over(self) -> bool:
+        """See Steps: the losses of its evaluations may end the job (R87)."""
+        return is_over(self._plan, self._arrays, self._state, self.step)

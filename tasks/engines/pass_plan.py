@@ -17,10 +17,9 @@ from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import MODEL_BYTES_MAX, TuningPlan
 from tasks.programs.adamw import Rates
-from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
-from tasks.programs.generate import tuned_shape
+from tasks.programs.generate import tuned_shape, whole_shape
 from tasks.programs.llama_shape import Adapter, LlamaShape
 from tasks.programs.program import Program
 from tasks.programs.states import data_root
@@ -42,7 +41,7 @@ def adapter_plan_of(model: LlamaShape, adapter: Adapter) -> TuningPlan | Decoder
     """
     try:
         if adapter.is_whole:
-            like = DecoderShape(model, batch=1, length=1, rows=1, train_rows=1)
+            like = whole_shape(model, adapter)
             return DecoderPlan(like, FinetuneRates(Rates(1)), bytes(32))
         return TuningPlan(tuned_shape(model, adapter), FinetuneRates(Rates(1)), bytes(32))
     except ProgramInvalid as error:

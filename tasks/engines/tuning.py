@@ -9,17 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from tasks.engines.arrays import Arrays
+from tasks.engines.arrays import Array, Arrays
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import StateInvalid
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.errors import SourceInvalid
-from tasks.programs.finetune import EVALUATION_LOSSES
+from tasks.programs.looped import EVALUATION_LOSSES
 from tasks.programs.program import SourceKind
 from tasks.programs.running import Runner, content_of
 
-__all__ = ["Tuner", "TuningPlan", "first_state"]
+__all__ = ["Tuner", "TuningPlan", "first_state", "is_over"]
 
 _WEIGHT_BITS: Final = 24
 
@@ -71,8 +72,12 @@ class Tuner(Steps):
     @property
     def is_over(self) -> bool:
         """See Steps: the losses of its evaluations may end the job (R87)."""
-        plan = self._plan
-        if not plan.patience or plan.loop.at(self.step - 1).evaluation < 0:
-            return False
-        losses = content_of(self._arrays, plan.tensors()[EVALUATION_LOSSES], self._state[EVALUATION_LOSSES])
-        return plan.ends_at(self.step, losses)
+        return is_over(self._plan, self._arrays, self._state, self.step)
+
+
+def is_over(plan: TuningPlan | DecoderPlan, arrays: Arrays, state: Mapping[str, Array], step: int) -> bool:
+    """Tell whether a job ends early with a state that an engine holds (R87)."""
+    if not plan.patience or plan.loop.at(step - 1).evaluation < 0:
+        return False
+    losses = content_of(arrays, plan.tensors()[EVALUATION_LOSSES], state[EVALUATION_LOSSES])
+    return plan.ends_at(step, losses)

@@ -18,7 +18,6 @@ from tasks.programs.finetune import (
     finetune_program,
     layer_adapters,
     layer_tensors,
-    losses_in,
     marked_program,
     row_tensors,
     state_tensors,
@@ -26,6 +25,7 @@ from tasks.programs.finetune import (
 from tasks.programs.finetune_units import check_finetune, finetune_cost
 from tasks.programs.llama_shape import model_bytes
 from tasks.programs.loop import EVALUATIONS_MAX, Loop
+from tasks.programs.looped import groups_of, losses_in, single_tensors
 from tasks.programs.program import Program
 from tasks.programs.tally import Cost
 from tasks.programs.tensors import ElementType, TensorType
@@ -118,8 +118,8 @@ class TuningPlan:
         """Upper bound of an encoded state: a binary32 a parameter and group, and room for names and lengths."""
         shape = self.shape
         count = shape.model.layers * 2 * len(shape.targets)
-        single = sum(4 * columns + _TENSOR_BYTES for _, columns in shape.single_tensors)
-        return 64 + len(shape.groups) * (4 * self.parameters + _TENSOR_BYTES * count) + single
+        single = sum(4 * columns + _TENSOR_BYTES for _, columns in single_tensors(shape))
+        return 64 + len(groups_of(shape)) * (4 * self.parameters + _TENSOR_BYTES * count) + single
 
     def tensors(self) -> dict[str, TensorType]:
         """Names and types of the tensors of a state, in canonical (sorted) order."""
@@ -128,11 +128,11 @@ class TuningPlan:
     def alike(self) -> Iterator[tuple[int, str, TensorType]]:
         """See StatePlan: layers whose numbers have as many digits."""
         layers, first, kinds = self.shape.model.layers, 0, layer_adapters(self.shape)
-        for name, columns in self.shape.single_tensors:
+        for name, columns in single_tensors(self.shape):
             yield 1, name, TensorType(ElementType.BINARY32, 1, columns)
         while first < layers:
             after = min(layers, max(10, 10 * first))
-            for group in self.shape.groups:
+            for group in groups_of(self.shape):
                 for name, kind in kinds.items():
                     yield after - first, f"{group}/layer/{first}/{name}", kind
             first = after

@@ -39,8 +39,8 @@ from tasks.executor.playing import (
 )
 from tasks.programs.divergence import Divergence, diverged_root, divergence_from_value, divergence_to_value
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import EVALUATION_LOSSES
 from tasks.programs.llama_shape import frozen_bytes
+from tasks.programs.looped import EVALUATION_LOSSES
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -113,14 +113,14 @@ class Job:
     @property
     def to_the_end(self) -> Job:
         """The job without an early end: who checks a segment runs the steps that its leaf says."""
-        if not isinstance(self.plan, TuningPlan) or not self.plan.patience:
+        if not isinstance(self.plan, TuningPlan | DecoderPlan) or not self.plan.patience:
             return self
         return replace(self, plan=replace(self.plan, patience=0))
 
     def ends_at(self, state: TrainingState) -> bool:
         """Tell whether the job ends early with a state (R87)."""
         plan = self.plan
-        if not isinstance(plan, TuningPlan) or not plan.patience:
+        if not isinstance(plan, TuningPlan | DecoderPlan) or not plan.patience:
             return False
         return plan.ends_at(state.step, state.tensors[EVALUATION_LOSSES])
 

@@ -6,19 +6,28 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
-from tasks.kinds.finetune import KIND_FINETUNE, MODEL_LLAMA, STEP_CALLS_MAX, RateSchedule
+from tasks.kinds.finetune import (
+    KIND_FINETUNE,
+    LOOP_RANGES,
+    MODEL_LLAMA,
+    STEP_CALLS_MAX,
+    RateSchedule,
+    TrainingLoop,
+)
 from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
 from tasks.programs.decoder import DecoderShape, row_tensors
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.loop import updates_of
 from tasks.programs.program import SourceKind
 
 __all__ = ["DECODER_FIELDS", "DECODER_NAMES", "TRAINING", "DecoderModel", "DecoderPart", "TextRows"]
@@ -74,10 +83,17 @@ class DecoderPart(NamedTuple):
     rates: RateSchedule
     start: TunedAdapter | None = None
     """The state whose weights this job goes on from (R133)."""
+    loop: TrainingLoop = TrainingLoop()
+    """Accumulation and validation (R134). One in which every step is an update stands in no specification."""
 
     @classmethod
     def of(cls, found: Found) -> DecoderPart:
-        """Return the part of checked fields."""
+        """Return the part of checked fields. Raises DecodeError for a loop that says nothing."""
+        loop = TrainingLoop()
+        if "loop.accumulate" in found:
+            loop = TrainingLoop(*[found.get(f"loop.{name}", 0) for name in TrainingLoop._fields])
+            if loop.accumulate == 1 and not loop.evaluate_every:
+                raise DecodeError("not a job specification: loop: a job in which every step is an update has none")
         return cls(
             DecoderModel(*[found[f"model.{name}"] for name in DecoderModel._fields]),
             TextRows(*[found[f"dataset.{name}"] for name in TextRows._fields]),
@@ -85,6 +101,7 @@ class DecoderPart(NamedTuple):
             Optimiser(*[found[f"optimiser.{name}"] for name in Optimiser._fields]),
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
             TunedAdapter.of(found, "start"),
+            loop,
         )
 
     @property
@@ -97,6 +114,8 @@ class DecoderPart(NamedTuple):
         found: list[Value] = [
             list(self.model), list(self.dataset), self.batch, list(self.optimiser), list(self.rates),
         ]  # fmt: skip
+        if self.loop != TrainingLoop():
+            return [*found, TunedAdapter.to_value(self.start), self.loop.to_value()]
         return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
 
     def plan(self, seed: bytes, total_steps: int) -> DecoderPlan:
@@ -105,15 +124,16 @@ class DecoderPart(NamedTuple):
 
     def inputs(self) -> tuple[Input, ...]:
         """Return the blobs that a job starts from: its rows, and the state that it goes on from."""
-        rows = row_tensors(self._shape)
+        rows = row_tensors(self.shape)
         size = sum(kind.size_bytes for kind in rows.values())
         found = Input(SourceKind.DATA, self.dataset.blob, self.dataset.root, rows, size)
         return (found,) if self.start is None else (found, self.start.started(self.model.shape))
 
     @property
-    def _shape(self) -> DecoderShape:
+    def shape(self) -> DecoderShape:
+        """The shape of its program. Raises ProgramInvalid for one that no program is made of."""
         rows = self.dataset
-        return DecoderShape(self.model.shape, self.batch, rows.length, rows.rows, rows.samples)
+        return DecoderShape(self.model.shape, self.batch, rows.length, rows.rows, rows.samples, *self.loop[:-1])
 
 
 DECODER_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
@@ -121,7 +141,7 @@ DECODER_FIELDS: Final = KindFields(
     fields=(
         ("model", list, DecoderModel._fields), ("dataset", list, TextRows._fields), ("batch", int, ()),
         ("optimiser", list, Optimiser._fields), ("rates", list, RateSchedule._fields),
-        ("start", list, TunedAdapter._fields),
+        ("start", list, TunedAdapter._fields), ("loop", list, TrainingLoop._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in DecoderModel._fields[1:11]},
@@ -129,27 +149,29 @@ DECODER_FIELDS: Final = KindFields(
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in TextRows._fields[2:]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
-        **adapter_ranges("start"),
+        **adapter_ranges("start"), **LOOP_RANGES,
     },
     hashes=frozenset({"dataset.blob", "dataset.root", "start.blob", "start.root"}),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"start.targets"}),
-    later=("start",),
+    trailing={"loop": 1},
+    later=("start", "loop"),
 )  # fmt: skip
 
 
 @lru_cache(maxsize=PLANS_HELD_MAX)
 def _plan(part: DecoderPart, seed: bytes, total_steps: int) -> DecoderPlan:
     try:
-        shape = part._shape
+        shape = part.shape
         if part.start is not None:
             part.start.check_start(shape.model, (0, 0, ()))
+        updates = updates_of(shape.loop(1), total_steps) if shape.is_gated else total_steps
         rates = FinetuneRates(
-            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, total_steps, part.rates.clip_nano
+            Rates(*part.optimiser[1:]), part.rates.name, part.rates.warmup_steps, updates, part.rates.clip_nano
         )
     except ProgramInvalid as error:
         raise UnsupportedJob(str(error)) from None
-    plan = DecoderPlan(shape, rates, seed)
+    plan = DecoderPlan(shape, rates, seed, part.loop.patience)
     if plan.step_calls > STEP_CALLS_MAX:
         raise UnsupportedJob(f"a step of {plan.step_calls} calls, at most {STEP_CALLS_MAX}")
     return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from state.primitives.codec import Value
@@ -24,6 +25,7 @@ __all__ = [
     "FINETUNE_FIELDS",
     "FINETUNE_NAMES",
     "KIND_FINETUNE",
+    "LOOP_RANGES",
     "MODEL_LLAMA",
     "STEP_CALLS_MAX",
     "Adapters",
@@ -199,6 +201,11 @@ class FinetunePart(NamedTuple):
         )  # fmt: skip
 
 
+LOOP_RANGES: Final = MappingProxyType({
+    "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
+    "loop.patience": (1, EVALUATIONS_MAX),
+})  # fmt: skip
+"""Ranges of the fields of a training loop."""
 FINETUNE_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
 FINETUNE_FIELDS: Final = KindFields(
     fields=(
@@ -214,8 +221,7 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"adapters.{name}": (1, INTEGER_MAX) for name in Adapters._fields[:2]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
-        "loop.accumulate": (1, ACCUMULATE_MAX), "loop.evaluate_every": (0, UPDATES_MAX), "loop.keeps_best": (0, 1),
-        "loop.patience": (1, EVALUATIONS_MAX), **adapter_ranges("start"),
+        **LOOP_RANGES, **adapter_ranges("start"),
         "preference.beta_nano": (1, BETA_NANO_MAX),
     },
     hashes=frozenset({

@@ -20,8 +20,9 @@ from tasks.models.receipts import FETCH_AGAIN, RECEIPT, json_bytes, root_of, tol
 from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.finetune import FinetuneShape, has_adapters, state_tensors
+from tasks.programs.finetune import FinetuneShape, state_tensors
 from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.looped import has_result, result_group
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
 
@@ -110,7 +111,7 @@ class Receipt:
 
 def _is_result(shape: FinetuneShape, name: str) -> bool:
     """Tell whether a tensor of a state is a matrix of the result."""
-    return name.startswith(f"{shape.result}/")
+    return name.startswith(f"{result_group(shape)}/")
 
 
 def _shape(value: dict[str, Any]) -> FinetuneShape:
@@ -142,7 +143,7 @@ def receipt_of(
     Raises FolderInvalid for a name of a model that no file can carry, and for a state before the first evaluation
     of a job that keeps the best one.
     """
-    if not has_adapters(shape, state.tensors):
+    if not has_result(shape, state.tensors):
         raise FolderInvalid(f"no evaluation was complete after {state.step} steps, so no state is the best yet")
     if not BASE.fullmatch(base):
         raise FolderInvalid(f"{base[:40]!r} is not the name of a model: letters, digits and ._/- are allowed")

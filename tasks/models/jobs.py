@@ -67,10 +67,12 @@ __all__ = [
     "TuningJob",
     "TuningSettings",
     "base_model",
+    "kept_steps",
     "make_tuning",
     "name_of",
     "schedule_of",
     "usual_batch",
+    "usual_evaluations",
 ]
 
 SEGMENTS_WANTED: Final = 128
@@ -230,9 +232,7 @@ def make_tuning(
     if start is not None and left is not None:
         check_base(start, part.model.root)
         first = left.begun(plan).of(start.state)
-    kept = 0
-    if settings.save_every and not (kept := plan.loop.steps_between(settings.save_every)):
-        raise UnsupportedJob(_uneven(plan.loop, settings.save_every))
+    kept = kept_steps(plan.loop, settings.save_every)
     schedule = schedule_of(plan, total, settings.segment_steps, settings.window_steps, kept)
     spec = JobSpec(
         KIND_FINETUNE, LEVEL_EXACT, PROFILE_EXACT_2, part, seed, first.root(plan), schedule,
@@ -284,8 +284,7 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         every = 0
     elif not every:
         epoch = Loop(batch, rows.rows, made.train_rows, settings.accumulate).epoch_updates
-        updates = settings.steps or settings.epochs * epoch
-        every = max(epoch, -(-updates // EVALUATIONS_MAX))
+        every = usual_evaluations(epoch, settings.steps or settings.epochs * epoch)
     return FinetunePart(
         base_model(shape, nothing, nothing),
         RowSet(nothing, nothing, rows.rows, made.train_rows, rows.length, rows.slots),
@@ -301,6 +300,19 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0), settings.patience),
         preference=Preference(settings.beta_nano) if settings.beta_nano else None,
     )  # fmt: skip
+
+
+def usual_evaluations(epoch: int, updates: int) -> int:
+    """Return the updates between two evaluations: those of an epoch, more where they would be too many."""
+    return max(epoch, -(-updates // EVALUATIONS_MAX))
+
+
+def kept_steps(loop: Loop, save_every: int) -> int:
+    """Return the steps between kept states, of the updates between them; 0 for 0. Raises UnsupportedJob."""
+    kept = loop.steps_between(save_every) if save_every else 0
+    if save_every and not kept:
+        raise UnsupportedJob(_uneven(loop, save_every))
+    return kept
 
 
 def _uneven(loop: Loop, save_every: int) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import FILE_BYTES_MAX, Tokens, objects_of, text_of, tokens_of
 from tasks.programs.finetune import ROW_TOKENS, TARGETS
+from tasks.programs.operators.scalars import NANO
 
-__all__ = ["LINES", "TextRows", "texts_of", "token_rows"]
+__all__ = ["LINES", "Stream", "TextRows", "split_stream", "texts_of", "token_rows", "token_stream"]
 
 LINES: Final = ".jsonl"
 """How the name of a file of JSON lines ends; any other file is a text."""
@@ -68,8 +69,15 @@ def _line_tokens(line: int, fields: Mapping[str, Any], tokens: Tokens, vocabular
             raise RowsInvalid(f"fields {', '.join(names)[:80] or 'none'}; text or input_ids expected", line)
 
 
-def token_rows(texts: Iterator[list[int]], context: int, vocabulary: int) -> TextRows:
-    """Return the rows of texts, of ``context`` tokens or of all of them if there are fewer. Raises RowsInvalid."""
+class Stream(NamedTuple):
+    """The tokens of texts one after another, and how many texts they are."""
+
+    tokens: list[int]
+    texts: int
+
+
+def token_stream(texts: Iterator[list[int]], vocabulary: int) -> Stream:
+    """Return the tokens of texts, two at least. Raises RowsInvalid."""
     stream, count = list[int](), 0
     for text in texts:
         count += 1
@@ -80,10 +88,28 @@ def token_rows(texts: Iterator[list[int]], context: int, vocabulary: int) -> Tex
         raise RowsInvalid("no token to train: the first one has nothing before it")
     if (most := max(stream)) >= vocabulary:
         raise RowsInvalid(f"token {most}, the vocabulary has {vocabulary}")
+    return Stream(stream, count)
+
+
+def split_stream(stream: Stream, share_nano: int) -> tuple[Stream, Stream]:
+    """Return the tokens to train on, and the last share of them for validation, two of each at least.
+
+    Which ones does not depend on a job's seed. Raises RowsInvalid for fewer than four tokens.
+    """
+    count = len(stream.tokens)
+    if count < 4:
+        raise RowsInvalid("fewer than four tokens: training and validation need two each")
+    first = count - min(max(2, (count * share_nano + NANO // 2) // NANO), count - 2)
+    return Stream(stream.tokens[:first], stream.texts), Stream(stream.tokens[first:], 1)
+
+
+def token_rows(held: Stream, context: int) -> TextRows:
+    """Return the rows of texts, of ``context`` tokens or of all of them if there are fewer."""
+    stream, count = held
     length = min(context, len(stream) - 1)
     rows = -(-(len(stream) - 1) // length)
     starts = np.minimum(np.arange(rows) * length, len(stream) - 1 - length)
     places = starts[:, None] + np.arange(length)
-    held = np.array(stream, dtype="<i4")
-    contents = {ROW_TOKENS: held[places].tobytes(), TARGETS: held[places + 1].tobytes()}
+    numbers = np.array(stream, dtype="<i4")
+    contents = {ROW_TOKENS: numbers[places].tobytes(), TARGETS: numbers[places + 1].tobytes()}
     return TextRows(rows, length, len(stream), count, contents)

@@ -8,7 +8,7 @@ root of the whole state can be computed from a folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,9 @@ from tasks.models.safetensors import read_safetensors, write_safetensors
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.decoder import state_tensors
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.generate import whole_shape
+from tasks.programs.llama_shape import LAYOUT_MAX, Adapter, LlamaShape, parameters_of
+from tasks.programs.looped import has_result
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
@@ -44,14 +46,14 @@ RECEIPT_BYTES_MAX: Final = 4 << 20
 STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _KIND: Final = "train"
-_PARAMETER: Final = "parameter/"
 
 
 @dataclass(frozen=True)
 class TrainedReceipt:
     """Where a model comes from; ``task`` is None outside of a chain.
 
-    ``moments`` are the roots of the state's other tensors by name.
+    ``moments`` are the roots of the state's other tensors by name. ``layout`` says which groups there are, as that
+    of ``Adapter``: with the best weights, those are the model.
     """
 
     task: bytes | None
@@ -60,6 +62,22 @@ class TrainedReceipt:
     state_root: bytes
     model: LlamaShape
     moments: Mapping[str, bytes]
+    layout: int = 0
+
+    @property
+    def tensors(self) -> dict[str, TensorType]:
+        """Names and types of the tensors of the state."""
+        return state_tensors(self.model, whole_shape(self.model, self._adapter))
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Names in the state of the weights of the model, by their own names."""
+        group = self._adapter.group
+        return {name: f"{group}/{name}" for name in parameters_of(self.model)}
+
+    @property
+    def _adapter(self) -> Adapter:
+        return Adapter(0, 0, (), self.step, self.layout)
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
@@ -67,12 +85,16 @@ class TrainedReceipt:
             "version": _VERSION, "kind": _KIND, "task": None if self.task is None else told_root(self.task),
             "rows_root": told_root(self.rows_root), "step": self.step, "state_root": told_root(self.state_root),
             "model": asdict(self.model), "moments": {name: told_root(root) for name, root in self.moments.items()},
+            **({"layout": self.layout} if self.layout else {}),
         })  # fmt: skip
 
     @classmethod
     def decode(cls, data: bytes) -> TrainedReceipt:
         """Read a receipt. Raises FolderInvalid."""
         value = _object(data)
+        layout = value.pop("layout", None)
+        if layout is not None and (type(layout) is not int or not 0 < layout <= LAYOUT_MAX):
+            raise FolderInvalid("layout: not that of a state", file=RECEIPT, remedy=FETCH_AGAIN)
         match value:
             case {
                 "version": 1, "kind": "train", "task": None | str() as task, "rows_root": rows,
@@ -81,14 +103,22 @@ class TrainedReceipt:
                 pass
             case _:
                 raise FolderInvalid("not a receipt of a trained model", file=RECEIPT, remedy=FETCH_AGAIN)
-        shape = _shape(model)
-        expected = {name for name in state_tensors(shape) if not name.startswith(_PARAMETER)}
-        if moments.keys() != expected:
+        found = cls(
+            None if task is None else root_of(task),
+            root_of(rows),
+            step,
+            root_of(root),
+            _shape(model),
+            {},
+            layout or 0,
+        )
+        try:
+            expected = sorted(found.tensors.keys() - set(found.weights.values()))
+        except ProgramInvalid as error:
+            raise FolderInvalid(f"layout: {error}", file=RECEIPT, remedy=FETCH_AGAIN) from None
+        if moments.keys() != set(expected):
             raise FolderInvalid("roots of other tensors than its shape has", file=RECEIPT, remedy=FETCH_AGAIN)
-        return cls(
-            None if task is None else root_of(task), root_of(rows), step, root_of(root), shape,
-            {name: root_of(moments[name]) for name in sorted(expected)},
-        )  # fmt: skip
+        return replace(found, moments={name: root_of(moments[name]) for name in expected})
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -121,33 +151,35 @@ def _shape(value: dict[str, Any]) -> LlamaShape:
 
 
 def trained_receipt(
-    model: LlamaShape, state: TrainingState, *, rows_root: bytes, task: bytes | None
+    model: LlamaShape, state: TrainingState, *, rows_root: bytes, task: bytes | None, layout: int = 0
 ) -> TrainedReceipt:  # fmt: skip
-    """Return the receipt of a state."""
-    roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in state_tensors(model).items()}
-    return TrainedReceipt(
-        task, rows_root, state.step, _state_root(model, state.step, roots), model,
-        {name: root for name, root in roots.items() if not name.startswith(_PARAMETER)},
-    )  # fmt: skip
+    """Return the receipt of a state. Raises FolderInvalid for one that has no best weights yet."""
+    bare = TrainedReceipt(task, rows_root, state.step, b"", model, {}, layout)
+    if not has_result(whole_shape(model, bare._adapter), state.tensors):
+        raise FolderInvalid(
+            "no evaluation was complete, so there is no best model yet",
+            remedy="Fetch the result of a later window",
+        )
+    roots = {name: tensor_root(kind, state.tensors[name]) for name, kind in bare.tensors.items()}
+    weights = set(bare.weights.values())
+    moments = {name: root for name, root in roots.items() if name not in weights}
+    return replace(bare, state_root=_state_root(bare, roots), moments=moments)
 
 
-def _state_root(model: LlamaShape, step: int, roots: Mapping[str, bytes]) -> bytes:
-    return state_root(step, {name: (kind, roots[name]) for name, kind in state_tensors(model).items()})
+def _state_root(receipt: TrainedReceipt, roots: Mapping[str, bytes]) -> bytes:
+    return state_root(receipt.step, {name: (kind, roots[name]) for name, kind in receipt.tensors.items()})
 
 
-def _places(model: LlamaShape) -> dict[str, tuple[str, TensorType]]:
+def _places(receipt: TrainedReceipt) -> dict[str, tuple[str, TensorType]]:
     """Return name in the state and type of every weight, by what the field calls it."""
-    return {
-        place_of(name.removeprefix(_PARAMETER)): (name, kind)
-        for name, kind in state_tensors(model).items()
-        if name.startswith(_PARAMETER)
-    }
+    names = receipt.weights
+    return {place_of(name): (names[name], kind) for name, kind in sorted(parameters_of(receipt.model).items())}
 
 
 def model_folder(receipt: TrainedReceipt, parameters: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the files of a folder by name, given the weights of a state by their names in it."""
     model, weights = receipt.model, dict[str, np.ndarray]()
-    for place, (name, kind) in _places(model).items():
+    for place, (name, kind) in _places(receipt).items():
         values = np.frombuffer(parameters[name], dtype="<f4")
         weights[place] = values if kind.rows == 1 and name.endswith("norm") else values.reshape(kind[1:])
     is_bytes = model.vocabulary == BYTES_VOCABULARY
@@ -201,9 +233,9 @@ def check_model_folder(files: Mapping[str, bytes]) -> TrainedReceipt:
     receipt = TrainedReceipt.decode(files[RECEIPT])
     if WEIGHTS not in files:
         raise FolderInvalid("the file is missing", file=WEIGHTS, remedy=FETCH_AGAIN)
-    kinds, parameters = state_tensors(receipt.model), _parameters(receipt.model, files[WEIGHTS])
+    kinds, parameters = receipt.tensors, _parameters(receipt, files[WEIGHTS])
     roots = dict(receipt.moments) | {name: tensor_root(kinds[name], one) for name, one in parameters.items()}
-    if _state_root(receipt.model, receipt.step, roots) != receipt.state_root:
+    if _state_root(receipt, roots) != receipt.state_root:
         raise FolderInvalid(
             f"its values are not those of the state in {RECEIPT}", file=WEIGHTS, remedy=FETCH_AGAIN
         )
@@ -215,8 +247,8 @@ def check_model_folder(files: Mapping[str, bytes]) -> TrainedReceipt:
     return receipt
 
 
-def _parameters(model: LlamaShape, data: bytes) -> dict[str, bytes]:
-    places = _places(model)
+def _parameters(receipt: TrainedReceipt, data: bytes) -> dict[str, bytes]:
+    places = _places(receipt)
     try:
         file = read_safetensors(data)
     except ModelError as error:
@@ -234,6 +266,8 @@ def _parameters(model: LlamaShape, data: bytes) -> dict[str, bytes]:
 
 def check_trained_state(receipt: TrainedReceipt, state: TrainingState) -> None:
     """Check that a whole state is that of a receipt. Raises FolderInvalid."""
-    found = trained_receipt(receipt.model, state, rows_root=receipt.rows_root, task=receipt.task)
+    found = trained_receipt(
+        receipt.model, state, rows_root=receipt.rows_root, task=receipt.task, layout=receipt.layout
+    )
     if found != receipt:
         raise FolderInvalid("the state is not the one that the receipt names", file=RECEIPT, remedy=FETCH_AGAIN)

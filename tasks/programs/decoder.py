@@ -13,14 +13,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tasks.programs.adamw import STATE_GROUPS, adamw
+from tasks.programs.adamw import Gate, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import CLIPPED_MAX, ROW_TOKENS, TARGETS, FinetuneRates
-from tasks.programs.llama_backward import GRADIENT_LIMIT, TrainedLayers
+from tasks.programs.llama_backward import TrainedLayers
 from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_shape import BITS, LlamaShape, layer_parameters, other_parameters, parameters_of
+from tasks.programs.loop import Loop
+from tasks.programs.looped import (
+    GRADIENT_LIMIT,
+    LoopCalls,
+    LoopShape,
+    check_loop,
+    groups_of,
+    is_gated,
+    losses_leaf,
+    single_tensors,
+)
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
@@ -45,8 +56,8 @@ __all__ = [
 class DecoderShape:
     """What a step's program follows from: model, and the data's rows.
 
-    Of ``rows`` rows of ``length`` tokens the first ``train_rows`` are trained on, ``batch`` a step. Raises
-    ProgramInvalid.
+    Of ``rows`` rows of ``length`` tokens the first ``train_rows`` are trained on, ``batch`` a step, and
+    ``accumulate`` steps make an update. The others are for validation, as in fine-tuning. Raises ProgramInvalid.
     """
 
     model: LlamaShape
@@ -54,6 +65,9 @@ class DecoderShape:
     length: int
     rows: int
     train_rows: int
+    accumulate: int = 1
+    evaluate_every: int = 0
+    keeps_best: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.model.context:
@@ -64,6 +78,22 @@ class DecoderShape:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
         if self.model.biased:
             raise ProgramInvalid("a model without biases is trained")
+        check_loop(self, self.loop(max(1, self.evaluate_every)))
+
+    def loop(self, updates: int) -> Loop:
+        """Return the training loop of so many updates."""
+        return Loop(self.batch, self.rows, self.train_rows, self.accumulate, self.evaluate_every, updates)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether some steps update nothing. A program of another shape reads no loop."""
+        return is_gated(self)
+
+    @property
+    def losses_place(self) -> tuple[int, int]:
+        """The leaf of the losses in the tree over a state of a job that evaluates, and its leaves."""
+        model = self.model
+        return losses_leaf(self, model.layers * len(layer_parameters(model)) + len(other_parameters(model)))
 
 
 def decays(name: str) -> bool:
@@ -71,9 +101,10 @@ def decays(name: str) -> bool:
     return not name.endswith("norm")
 
 
-def state_tensors(model: LlamaShape) -> dict[str, TensorType]:
+def state_tensors(model: LlamaShape, loop: LoopShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of a state, sorted."""
-    found = {f"{group}/{name}": kind for group in STATE_GROUPS for name, kind in parameters_of(model).items()}
+    found = {f"{group}/{name}": kind for group in groups_of(loop) for name, kind in parameters_of(model).items()}
+    found |= {name: TensorType(ElementType.BINARY32, 1, count) for name, count in single_tensors(loop)}
     return dict(sorted(found.items()))
 
 
@@ -105,7 +136,7 @@ def marked_program(shape: DecoderShape, rates: FinetuneRates) -> Marked:
     """Return the program of one step with its parts. Bounds are not checked. Raises ProgramInvalid."""
     check_decoder_rates(shape.model, rates)
     sources = [Source(SourceKind.DATA, name, kind) for name, kind in row_tensors(shape).items()]
-    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape.model).items()]
+    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape.model, shape).items()]
     step = _Step(shape, rates, Builder(sources))
     return Marked(step.program(), step.marks)
 
@@ -130,6 +161,8 @@ class Part(IntEnum):
     UPDATES = 13
     LAST = 14
     """Updates of what is of no layer."""
+    BEST = 15
+    BEST_OTHERS = 16
 
 
 class _Step(TrainedLayers):
@@ -139,7 +172,12 @@ class _Step(TrainedLayers):
         self.marks = [Mark(Part.START, ONCE, 0)]
         super().__init__(shape.model, build, batch=shape.batch, length=shape.length)
         self._job, self._rates = shape, rates
-        self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
+        self._loop, self._stores = shape.loop(rates.total_steps), dict[str, int]()
+        self._looping = LoopCalls(build, shape, self._loop, self.state, self._stores)
+        if shape.is_gated:
+            self._order = build.call("loop_rows", attributes=self._loop)
+        else:
+            self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
 
     def program(self) -> Program:
         """Return the whole step."""
@@ -158,12 +196,18 @@ class _Step(TrainedLayers):
             gradient = self.through_layer(layers[number], number, gradient)
         self._mark(Part.EMBEDDING)
         self._embedding(tokens, gradient)
-        gradients = self._each_layer(Part.GRADIENTS, lambda name: self.kept(self.gradients[name]))
+        gradients = self._each_layer(Part.GRADIENTS, self._whole)
         self._mark(Part.OTHERS)
-        gradients |= {name: self.kept(self.gradients[name]) for name in other_parameters(model)}
+        gradients |= {name: self._whole(name) for name in other_parameters(model)}
         # It takes nearly the whole way back, and has so few values that its hash costs nothing.
         probe = build.call("store", gradients["layer/0/attention_norm"], attributes=(GRADIENT_LIMIT,))
-        return build.program(self._updated(self._clipped(gradients)), probe, loss)
+        self._updated(self._clipped(gradients))
+        return build.program(self._stores, probe, loss)
+
+    def _whole(self, name: str) -> int:
+        """Return the gradient of a weight over all tokens of an update, as far as it has come."""
+        found = self.kept(self.gradients[name])
+        return self._looping.whole(name, found) if self._job.is_gated else found
 
     def _mark(self, part: Part, layer: int = ONCE) -> None:
         self.marks.append(Mark(part, layer, self.build.calls))
@@ -189,8 +233,8 @@ class _Step(TrainedLayers):
         return self.build.call("one_hot", tokens, attributes=(self.shape.vocabulary,))
 
     def _head(self, stream: int) -> tuple[int, int]:
-        """Return the mean cross entropy, and its gradient by the stream."""
-        build = self.build
+        """Return the loss of the step, and its gradient by the stream: of a sum where some steps do no update."""
+        build, job = self.build, self._job
         norm, logits = self.logits(stream)
         wanted = self._marks_of(self._column(TARGETS))
         shifted = build.call("subtract", logits, build.call("row_maximum", logits))
@@ -198,8 +242,13 @@ class _Step(TrainedLayers):
         norms = build.row_sum(powers)
         chosen = build.row_sum(build.call("multiply", shifted, wanted))
         losses = build.call("subtract", build.call("log", norms), chosen)
-        share = build.constant(1.0 / (self.batch * self.length))
-        loss = build.call("multiply", build.row_sum(self.transposed(losses)), share)
+        if job.is_gated:
+            share = build.call("loop_weights", attributes=(*self._loop, job.length))
+            summed = build.row_sum(self.transposed(build.call("multiply", losses, share)))
+            loss = self._looping.summed(summed, build.row_sum(self.transposed(share)))
+        else:
+            share = build.constant(1.0 / (self.batch * self.length))
+            loss = build.call("multiply", build.row_sum(self.transposed(losses)), share)
         # At most 1 as it is; to bound it says so.
         shares = build.call("bound", build.call("divide", powers, norms), attributes=(0,))
         surplus = build.call("multiply", build.call("subtract", shares, wanted), share)
@@ -238,12 +287,17 @@ class _Step(TrainedLayers):
         rest = {name: build.call("multiply", gradients[name], factor) for name in others}
         return self._each_layer(Part.CLIPPED, lambda name: build.call("multiply", gradients[name], factor)) | rest
 
-    def _updated(self, gradients: Mapping[str, int]) -> dict[str, int]:
-        """Return what AdamW stores."""
-        build, rates = self.build, self._rates
-        decay, stores = rates.adamw.weight_decay_nano / NANO, dict[str, int]()
+    def _updated(self, gradients: Mapping[str, int]) -> None:
+        """Store what AdamW makes of gradients, and the best weights."""
+        build, rates, job = self.build, self._rates, self._job
+        decay = rates.adamw.weight_decay_nano / NANO
         self._mark(Part.RATE)
-        rate = build.call("learning_rate", attributes=(
+        gate: Gate | None = None
+        number: tuple[int, ...] = ()
+        if job.is_gated:
+            gate = self._looping.gate()
+            number = (gate.number,)
+        rate = build.call("learning_rate", *number, attributes=(
             rates.adamw.learning_rate_nano, SCHEDULES.index(rates.schedule), rates.warmup_steps, rates.total_steps,
         ))  # fmt: skip
 
@@ -251,9 +305,9 @@ class _Step(TrainedLayers):
             return build.call("subtract", self.one, build.call("multiply", rate, build.constant(decay)))
 
         def update(name: str) -> None:
-            stores.update(adamw(
+            self._stores.update(adamw(
                 build, rates.adamw, name, gradients[name], self.state, lambda: rate,
-                keep if decay and decays(name) else None, ADAPTER_LIMIT,
+                keep if decay and decays(name) else None, ADAPTER_LIMIT, gate=gate,
             ))  # fmt: skip
 
         for name in self._layer_names(Part.UPDATES):
@@ -261,4 +315,10 @@ class _Step(TrainedLayers):
         self._mark(Part.LAST)
         for name in other_parameters(self.shape):
             update(name)
-        return stores
+        if not job.keeps_best:
+            return
+        for name in self._layer_names(Part.BEST):
+            self._looping.best(name)
+        self._mark(Part.BEST_OTHERS)
+        for name in other_parameters(self.shape):
+            self._looping.best(name)

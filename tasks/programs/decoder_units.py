@@ -20,6 +20,7 @@ from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_shape import layer_parameters, other_parameters
 from tasks.programs.llama_units import LayersTally
+from tasks.programs.looped import count_sums, count_whole
 from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, order_units
 from tasks.programs.program import CALLS_MAX
@@ -64,12 +65,16 @@ class _Tally(LayersTally):
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
         job, model, found = self.job, self.model, Tally()
-        found.add(order_units(job.batch, job.train_rows))
+        if job.is_gated:
+            found.each(job.batch, "loop_rows")
+        else:
+            found.add(order_units(job.batch, job.train_rows))
         self.start(found)
         found.each(1, "number", "learning_rate", *["scalar"] * len(self._constants(rates)))
         found.column(job.batch, job.length)
         found.each(self.rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
+        count_sums(found, job)
         self._embedding(found)
         found.each(model.width, "store")  # the probe
         betas = {rates.adamw.beta1_nano, rates.adamw.beta2_nano}
@@ -86,9 +91,10 @@ class _Tally(LayersTally):
         model, adamw = self.model, rates.adamw
         betas = (adamw.beta1_nano, adamw.beta2_nano)
         found = {
-            0.0, 1.0, 1.0 / self.rows, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING,
+            0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING,
             model.head_width**-0.5, adamw.epsilon_nano / NANO,
         }  # fmt: skip
+        found |= set() if self.job.is_gated else {1.0 / self.rows}
         found |= {beta / NANO for beta in betas} | {(NANO - beta) / NANO for beta in betas}
         found |= {adamw.weight_decay_nano / NANO} if adamw.weight_decay_nano else set()
         return found | ({rates.clip_nano / NANO} if rates.clip_nano else set())
@@ -105,7 +111,11 @@ class _Tally(LayersTally):
         found.row_sum(rows, logits)
         found.each(rows, "log", "subtract", "transpose")
         found.row_sum(1, rows)
-        found.each(1, "multiply")
+        if job.is_gated:
+            found.each(rows, "loop_weights", "multiply", "transpose")
+            found.row_sum(1, rows)
+        else:
+            found.each(1, "multiply")
         self._back(found, model.vocabulary, model.width)
         self._shown(found, model.width)
         self._through_norm(found)
@@ -188,12 +198,12 @@ class _Tally(LayersTally):
         """Return rounding, clipping and AdamW for the weights of a layer."""
         return self._updates(layer_parameters(self.model), rates)
 
-    @staticmethod
-    def _updates(kinds: dict[str, TensorType], rates: FinetuneRates) -> Tally:
+    def _updates(self, kinds: dict[str, TensorType], rates: FinetuneRates) -> Tally:
         found = Tally()
         for name, kind in kinds.items():
             values = kind.values
             found.each(values, "store", "load")
+            count_whole(found, self.job, values)
             if rates.clip_nano:
                 found.each(values, "multiply", "multiply")
                 found.row_sum(kind.rows, values)

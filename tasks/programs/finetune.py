@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from struct import unpack
 from typing import Final, NamedTuple
 
-from tasks.programs.adamw import STATE_GROUPS, Gate, Rates, adamw
+from tasks.programs.adamw import Gate, Rates, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
@@ -38,19 +37,18 @@ from tasks.programs.llama_layers import (
     Layers,
     Normed,
 )
-from tasks.programs.llama_shape import (
-    BEST,
-    EVALUATES,
-    KEEPS_BEST,
-    PROJECTIONS,
-    SUMS_OF_GRADIENTS,
-    LlamaShape,
-    projection,
-    weight_tensors,
+from tasks.programs.llama_shape import PROJECTIONS, LlamaShape, projection, weight_tensors
+from tasks.programs.loop import Loop
+from tasks.programs.looped import (
+    GRADIENT_LIMIT,
+    LoopCalls,
+    check_loop,
+    groups_of,
+    is_gated,
+    losses_leaf,
+    single_tensors,
 )
-from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.marks import ONCE, Mark, Marked
-from tasks.programs.operators.loops import FLAGS, NUMBERS
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES, STEPS_MAX
@@ -61,16 +59,11 @@ from tasks.programs.tensors import ElementType, TensorType
 __all__ = [
     "BETA_NANO_MAX",
     "CLIPPED_MAX",
-    "EVALUATION_BEST",
-    "EVALUATION_LOSSES",
-    "GRADIENT",
     "PLACES",
     "PROJECTIONS",
     "RANK_MAX",
     "ROW_TOKENS",
     "SLOTS",
-    "SUM_LOSS",
-    "SUM_TOKENS",
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
@@ -79,11 +72,8 @@ __all__ = [
     "adapter_tensors",
     "check_rates",
     "finetune_program",
-    "has_adapters",
     "layer_adapters",
     "layer_tensors",
-    "losses_in",
-    "losses_place",
     "marked_program",
     "row_tensors",
     "state_tensors",
@@ -95,7 +85,6 @@ STEP_BITS: Final = TUNED_BITS
 PAIR_BITS: Final = TUNED_PAIR_BITS
 HEAD_BITS: Final = 28
 """Width of the gradient by the logits: most of a softmax over a vocabulary is below 2^-20 of its largest."""
-GRADIENT_LIMIT: Final = 60
 CLIPPED_MAX: Final = 448
 """Matrices whose gradients are clipped by their common norm: with each more its bound doubles."""
 ROW_TOKENS: Final = "tokens"
@@ -105,15 +94,6 @@ TARGETS: Final = "targets"
 """For each slot the token that should come next."""
 SLOTS: Final = "slots"
 """For each token of a row its slot; the number of slots if it has none."""
-GRADIENT: Final = "gradient"
-"""The group of a state with the sums of gradients of an update that goes on."""
-SUM_LOSS: Final = "sum/loss"
-SUM_TOKENS: Final = "sum/tokens"
-"""Sum of losses, and number of trained tokens, of an update or an evaluation that goes on."""
-EVALUATION_LOSSES: Final = "evaluation/losses"
-"""The validation loss of each evaluation, in their order; zero for those to come."""
-EVALUATION_BEST: Final = "evaluation/best"
-"""The lowest of them so far; zero before the first one."""
 _GRADIENT_BOUND: Final = 100
 BETA_NANO_MAX: Final = 100 * NANO
 MARGIN_EXPONENT: Final = 7
@@ -157,9 +137,7 @@ class FinetuneShape:
             raise ProgramInvalid(f"a batch of {self.batch} rows of {self.length} tokens")
         if not 1 <= self.train_rows <= self.rows <= COUNT_MAX:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
-        self.loop(max(1, self.evaluate_every)).check()
-        if self.keeps_best not in (0, 1) or self.keeps_best > self.evaluate_every:
-            raise ProgramInvalid("the best state is that of evaluations")
+        check_loop(self, self.loop(max(1, self.evaluate_every)))
 
     def loop(self, updates: int) -> Loop:
         """Return the training loop of so many updates."""
@@ -183,32 +161,12 @@ class FinetuneShape:
     @property
     def is_gated(self) -> bool:
         """Whether some steps update nothing."""
-        return self.accumulate > 1 or self.evaluate_every > 0
+        return is_gated(self)
 
     @property
-    def single_tensors(self) -> tuple[tuple[str, int], ...]:
-        """Name and columns of each tensor of a state that belongs to no layer, in the order of names."""
-        found = [(EVALUATION_BEST, 1), (EVALUATION_LOSSES, EVALUATIONS_MAX)] if self.evaluate_every else []
-        return (*found, *([(SUM_LOSS, 1), (SUM_TOKENS, 1)] if self.is_gated else []))
-
-    @property
-    def result(self) -> str:
-        """The group of a state that is the result of the job."""
-        return BEST if self.keeps_best else "parameter"
-
-    @property
-    def layout(self) -> int:
-        """What a state has beside matrices and moments, as ``Adapter`` has it."""
-        return (
-            SUMS_OF_GRADIENTS * (self.accumulate > 1)
-            | EVALUATES * (self.evaluate_every > 0)
-            | KEEPS_BEST * self.keeps_best
-        )
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Groups of a state with a tensor for each trained matrix."""
-        return (*STATE_GROUPS, *[GRADIENT] * (self.accumulate > 1), *[BEST] * self.keeps_best)
+    def losses_place(self) -> tuple[int, int]:
+        """The leaf of the losses in the tree over a state of a job that evaluates, and its leaves."""
+        return losses_leaf(self, 2 * len(self.targets) * self.model.layers)
 
 
 class FinetuneRates(NamedTuple):
@@ -232,20 +190,6 @@ class FinetuneRates(NamedTuple):
             raise ProgramInvalid(f"a warm-up of {self.warmup_steps} out of {self.total_steps} steps")
         if not 0 <= self.clip_nano <= 1000 * NANO:
             raise ProgramInvalid("the norm of gradients is bounded by 1000 at most")
-
-
-def losses_in(content: bytes) -> tuple[float, ...]:
-    """Return the losses in the content of ``evaluation/losses``."""
-    return unpack(f"<{EVALUATIONS_MAX}f", content)
-
-
-def has_adapters(shape: FinetuneShape, tensors: Mapping[str, bytes]) -> bool:
-    """Tell whether a state has the adapters of its job: if that keeps the best ones, after its first evaluation.
-
-    The lowest loss does not tell: that of preferences may be zero (R135). Best matrices are zero until then.
-    """
-    best = (name for name in tensors if name.startswith(f"{BEST}/"))
-    return not shape.keeps_best or any(any(tensors[name]) for name in best)
 
 
 def check_rates(shape: FinetuneShape, rates: FinetuneRates) -> None:
@@ -281,19 +225,11 @@ def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
 
 def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of a state, sorted."""
-    found = {f"{group}/{name}": kind for group in shape.groups for name, kind in adapter_tensors(shape).items()}
-    found |= {name: TensorType(ElementType.BINARY32, 1, count) for name, count in shape.single_tensors}
+    found = {
+        f"{group}/{name}": kind for group in groups_of(shape) for name, kind in adapter_tensors(shape).items()
+    }
+    found |= {name: TensorType(ElementType.BINARY32, 1, count) for name, count in single_tensors(shape)}
     return dict(sorted(found.items()))
-
-
-def losses_place(shape: FinetuneShape) -> tuple[int, int]:
-    """Return the leaf of EVALUATION_LOSSES in the tree over a state of a job that evaluates, and its leaves.
-
-    Before it stand the step, the groups whose names are lower, and EVALUATION_BEST.
-    """
-    matrices = 2 * len(shape.targets) * shape.model.layers
-    before = sum(group < EVALUATION_BEST for group in shape.groups)
-    return 2 + before * matrices, 1 + len(shape.groups) * matrices + len(shape.single_tensors)
 
 
 def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
@@ -386,6 +322,7 @@ class _Step(Layers):
         else:
             self._order = build.call("loop_rows", attributes=self._loop)
         self._stores = dict[str, int]()
+        self._looping = LoopCalls(build, shape, self._loop, self._state, self._stores)
         self.marks = [Mark(Part.START, ONCE, 0)]
         self._taken: dict[str, tuple[int, int]] = {}
         self._gradients: dict[str, int] = {}
@@ -403,7 +340,8 @@ class _Step(Layers):
             self._refer(first)
         self._mark(Part.HEAD)
         loss, gradient = self._head(stream)
-        loss = self._summed(loss)
+        if job.is_gated:
+            loss = self._looping.summed(loss, self._tokens)
         for number in range(job.model.layers - 1, -1, -1):
             self._mark(Part.BACKWARD, number)
             gradient = self._through_layer(layers[number], number, gradient)
@@ -439,58 +377,10 @@ class _Step(Layers):
         """Return values rounded to binary32."""
         return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
 
-    def _flag(self, name: str) -> int:
-        return self.build.call("loop_flag", attributes=(*self._loop, FLAGS.index(name)))
-
-    def _summed(self, loss: int) -> int:
-        """Return the loss of the step: that of an update or an evaluation stands at its last step alone.
-
-        ``loss`` is the sum over the step's tokens where some steps update nothing.
-        """
-        build, job = self.build, self._job
-        if not job.is_gated:
-            return loss
-        goes_on = self._flag("goes_on")
-        found: list[int] = []
-        for name, new in ((SUM_LOSS, loss), (SUM_TOKENS, self._tokens)):
-            found.append(self._kept(build.call("add", self._state(name), new)))
-            rest = build.call("multiply", found[-1], goes_on)
-            self._stores[name] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
-        # A count is no less than zero. Its bounds do not say so, those of the square of its root do.
-        root = build.call("square_root", found[1])
-        count = build.call("add", build.call("multiply", root, root), build.constant(NOTHING))
-        self._share = build.call("bound", build.call("divide", self.one, count), attributes=(0,))
-        mean = build.call("multiply", found[0], self._share)
-        if job.evaluate_every:
-            self._evaluated(mean)
-        return build.call("multiply", mean, self._flag("updates"))
-
-    def _evaluated(self, mean: int) -> None:
-        """Note the loss of an evaluation where it is complete, and whether it is the lowest."""
-        build = self.build
-        best = self._state(EVALUATION_BEST)
-        number = build.call("loop_number", attributes=(*self._loop, NUMBERS.index("evaluation")))
-        place = build.call("one_hot", number, attributes=(EVALUATIONS_MAX,))
-        losses = build.call("select", place, mean, self._state(EVALUATION_LOSSES))
-        self._stores[EVALUATION_LOSSES] = build.call("store", losses, attributes=(GRADIENT_LIMIT,))
-        # Both are rounded to binary32 first: the losses that a state shows decide.
-        lower = build.call("subtract", best, self._kept(mean))
-        lower = build.call("select", self._flag("begins"), self.one, lower)
-        self._is_best = build.call("select", self._flag("evaluates"), lower, self.zero)
-        lowest = build.call("select", self._is_best, mean, best)
-        self._stores[EVALUATION_BEST] = build.call("store", lowest, attributes=(GRADIENT_LIMIT,))
-
     def _whole(self, name: str) -> int:
         """Return the gradient of a matrix over all trained tokens of an update, as far as it has come."""
-        build, found = self.build, self._kept(self._gradients[name])
-        if not self._job.is_gated:
-            return found
-        if self._job.accumulate > 1:
-            key = f"{GRADIENT}/{name}"
-            found = self._kept(build.call("add", self._state(key), found))
-            rest = build.call("multiply", found, self._flag("goes_on"))
-            self._stores[key] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
-        return self._kept(build.call("multiply", found, self._share))
+        found = self._kept(self._gradients[name])
+        return self._looping.whole(name, found) if self._job.is_gated else found
 
     def _transposed(self, values: int) -> int:
         return self.build.call("transpose", values)
@@ -734,8 +624,8 @@ class _Step(Layers):
         gate: Gate | None = None
         number: tuple[int, ...] = ()
         if job.is_gated:
-            update = build.call("loop_number", attributes=(*self._loop, NUMBERS.index("update")))
-            gate, number = Gate(self._flag("updates"), update), (update,)
+            gate = self._looping.gate()
+            number = (gate.number,)
         rate = build.call("learning_rate", *number, attributes=(
             rates.adamw.learning_rate_nano, SCHEDULES.index(rates.schedule), rates.warmup_steps, rates.total_steps,
         ))  # fmt: skip
@@ -750,8 +640,4 @@ class _Step(Layers):
             )  # fmt: skip
         if job.keeps_best:
             for name in self._marked(Part.BEST, list(gradients)):
-                # No step that evaluates changes a matrix.
-                found = build.call(
-                    "select", self._is_best, self._state(f"parameter/{name}"), self._state(f"{BEST}/{name}")
-                )
-                self._stores[f"{BEST}/{name}"] = build.call("store", found, attributes=(ADAPTER_LIMIT,))
+                self._looping.best(name)

@@ -21,7 +21,7 @@ from tasks.programs.finetune import (
 )
 from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
-from tasks.programs.loop import EVALUATIONS_MAX
+from tasks.programs.looped import count_sums, count_whole
 from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, order_units
 from tasks.programs.program import CALLS_MAX
@@ -107,7 +107,7 @@ class _Tally(LayersTally):
         if self._turns_back():
             found.each(rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
-        self._sums(found)
+        count_sums(found, job)
         first = layer_tensors(job)[1]
         found.each(first.values, "store")  # the probe
         betas = {rates.adamw.beta1_nano, rates.adamw.beta2_nano}
@@ -118,18 +118,6 @@ class _Tally(LayersTally):
             found.each(1, "square_root", "subtract", "select", "add", "divide")
             found.add(-UNITS["add"].call - UNITS["add"].element, -1)  # n matrices are added with n - 1 calls
         return found
-
-    def _sums(self, found: Tally) -> None:
-        """Count what an update or an evaluation of several steps adds up, and what is noted of evaluations."""
-        if not self.job.is_gated:
-            return
-        found.each(1, *["load", "add", "store", "load", "multiply", "store"] * 2)
-        found.each(1, "loop_flag", "loop_flag", "loop_number", "square_root", "multiply")
-        found.each(1, "add", "divide", "bound", "multiply", "multiply")
-        if self.job.evaluate_every:
-            found.each(EVALUATIONS_MAX, "one_hot", "load", "select", "store")
-            found.each(1, "load", "loop_number", "store", "load", "subtract", "loop_flag", "loop_flag")
-            found.each(1, "select", "select", "select", "store")
 
     def _turns_back(self) -> bool:
         """Tell whether the way back goes through the heads of any layer."""
@@ -295,12 +283,7 @@ class _Tally(LayersTally):
         for kind in layer_tensors(job):
             values = kind.values
             found.each(values, "store", "load")
-            if job.is_gated:
-                found.each(values, "multiply", "store", "load", "select", "select", "select")
-            if job.accumulate > 1:
-                found.each(values, "load", "add", "store", "load", "multiply", "store")
-            if job.keeps_best:
-                found.each(values, "load", "select", "store")
+            count_whole(found, job, values)
             if rates.clip_nano:
                 found.each(values, "multiply", "multiply")
                 found.row_sum(kind.rows, values)

@@ -18,20 +18,18 @@ from typing import Final
 from tasks.programs import decoder, finetune
 from tasks.programs.builder import Builder, Quantised
 from tasks.programs.checks import check_bounds
+from tasks.programs.decoder import DecoderShape
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneShape
 from tasks.programs.llama import CACHE_EXPONENT_MAX, CACHE_PARTS
 from tasks.programs.llama_layers import TUNED_PAIR_BITS, Layers
 from tasks.programs.llama_shape import (
     BITS,
-    EVALUATES,
-    KEEPS_BEST,
-    LAYOUT_MAX,
-    SUMS_OF_GRADIENTS,
     Adapter,
     LlamaShape,
     frozen_tensors,
 )
+from tasks.programs.looped import loop_of_layout
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
@@ -57,6 +55,7 @@ __all__ = [
     "prompt_tensors",
     "state_tensors",
     "tuned_shape",
+    "whole_shape",
 ]
 
 BATCH_MAX: Final = 4096
@@ -139,26 +138,31 @@ def check_tuned(model: LlamaShape, adapter: Adapter) -> None:
     adapter.check(model)
     if not 0 <= adapter.step <= STEPS_MAX:
         raise ProgramInvalid(f"adapters that were trained with {adapter.step} steps")
-    if not 0 <= adapter.layout <= LAYOUT_MAX * (not adapter.is_whole):
-        raise ProgramInvalid(f"adapters of layout {adapter.layout}")
-    if not adapter.is_whole:
+    if adapter.is_whole:
+        whole_shape(model, adapter)
+    else:
         tuned_shape(model, adapter)
 
 
 def tuned_shape(model: LlamaShape, adapter: Adapter) -> FinetuneShape:
     """Return a shape of fine-tuning whose states have these adapters. Raises ProgramInvalid."""
     rank, alpha, targets, _, layout = adapter
+    accumulate, evaluate_every, keeps_best = loop_of_layout(layout)
     return FinetuneShape(
-        model, rank, alpha, targets, batch=1, length=1, slots=1, rows=2, train_rows=1,
-        accumulate=1 + bool(layout & SUMS_OF_GRADIENTS), evaluate_every=int(bool(layout & EVALUATES)),
-        keeps_best=int(bool(layout & KEEPS_BEST)),
+        model, rank, alpha, targets, batch=1, length=1, slots=1, rows=2, train_rows=1, accumulate=accumulate,
+        evaluate_every=evaluate_every, keeps_best=keeps_best,
     )  # fmt: skip
+
+
+def whole_shape(model: LlamaShape, adapter: Adapter) -> DecoderShape:
+    """Return a shape of training from scratch whose states have the model of an adapter. Raises ProgramInvalid."""
+    return DecoderShape(model, 1, 1, 2, 1, *loop_of_layout(adapter.layout))
 
 
 def adapter_state(model: LlamaShape, adapter: Adapter) -> dict[str, TensorType]:
     """Return name and type of every tensor of the state that an adapter, or a whole model, is in."""
     if adapter.is_whole:
-        return decoder.state_tensors(model)
+        return decoder.state_tensors(model, whole_shape(model, adapter))
     return finetune.state_tensors(tuned_shape(model, adapter))
 
 

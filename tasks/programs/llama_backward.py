@@ -12,11 +12,11 @@ from typing import Final
 from tasks.programs.builder import Builder
 from tasks.programs.llama_layers import Attended, Gated, Layer, Layers, Normed
 from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.looped import GRADIENT_LIMIT
 from tasks.programs.program import SourceKind
 
-__all__ = ["GRADIENT_LIMIT", "TrainedLayers"]
+__all__ = ["TrainedLayers"]
 
-GRADIENT_LIMIT: Final = 60
 _GRADIENT_BOUND: Final = 100
 
 

@@ -91,6 +91,8 @@ class Layers:
     """Width of rows that meet weights."""
     pair_bits = BITS
     """Width of both sides where rows meet rows."""
+    _group = "parameter"
+    """Of a trained model the group of a state with its weights."""
 
     def __init__(
         self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind,
@@ -101,6 +103,7 @@ class Layers:
         ``trained`` is the kind of sources with weights in binary32, of a model that is trained from scratch.
         """
         if adapter is not None and adapter.is_whole:
+            self._group = adapter.group
             adapter, trained = None, SourceKind.ADAPTER
         self._adapter, self._trained = adapter, trained
         if adapter is not None or trained is not None:
@@ -177,7 +180,7 @@ class Layers:
         return self.build.call("load", found)
 
     def _parameter(self, name: str) -> int:
-        return self.source(f"parameter/{name}", self._trained)
+        return self.source(f"{self._group}/{name}", self._trained)
 
     def linear(self, values: int, name: str) -> int:
         """Return the products of rows with those of a weight, and of its adapter if it has one."""

@@ -203,7 +203,7 @@ def adapter_tensors(shape: LlamaShape, adapter: Adapter) -> dict[str, TensorType
     Of a whole model they are all its weights.
     """
     if adapter.is_whole:
-        return {f"parameter/{name}": kind for name, kind in parameters_of(shape).items()}
+        return {f"{adapter.group}/{name}": kind for name, kind in parameters_of(shape).items()}
     found: dict[str, TensorType] = {}
     for layer in range(shape.layers):
         for target in adapter.targets:

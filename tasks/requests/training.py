@@ -9,6 +9,7 @@ from tasks.kinds.classifier import KIND_TRAIN
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, loop_fields
 from tasks.requests.references import TaskRef, ref_of
 
 __all__ = ["BYTES", "TrainingRequest", "training_of"]
@@ -18,7 +19,7 @@ BYTES: Final = "bytes"
 _SHAPE: Final = "shape"
 _FIELDS: Final = (
     "kind", "model", "data", "tokenizer", "epochs", "steps", "batch", "learning_rate", "weight_decay", "schedule",
-    "warmup_steps", "clip", "segment_steps", "window_steps",
+    "warmup_steps", "clip", "segment_steps", *LOOP_WHOLE, *LOOP_TEXTS,
 )  # fmt: skip
 _SIZES: Final = ("layers", "width", "heads", "key_heads", "hidden", "context")
 _PRESET: Final = "small"
@@ -28,7 +29,8 @@ class TrainingRequest(NamedTuple):
     """Where the texts lie, what makes tokens of them (BYTES, or the folder of a model), and the settings.
 
     ``model`` is empty: no files have it. ``adapter`` is the task whose model is trained on, if there is one, and
-    which has the size then. ``file`` names the request.
+    which has the size then. ``validation`` is a file of texts for validation, empty if there is none. ``file``
+    names the request.
     """
 
     file: str
@@ -37,6 +39,7 @@ class TrainingRequest(NamedTuple):
     settings: TrainingSettings
     model: str = ""
     adapter: TaskRef | None = None
+    validation: str = ""
 
     @property
     def kind(self) -> str:
@@ -55,6 +58,7 @@ def training_of(fields: JobFields) -> TrainingRequest:
     size = _size_of(fields)
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
+    loop = loop_fields(fields)
     settings = TrainingSettings(
         size=size,
         epochs=fields.whole("epochs", usual.epochs),
@@ -66,12 +70,19 @@ def training_of(fields: JobFields) -> TrainingRequest:
         warmup_steps=fields.whole("warmup_steps", usual.warmup_steps, least=0),
         clip_nano=fields.nano("clip", usual.clip_nano),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
-        window_steps=fields.whole("window_steps", usual.window_steps),
+        window_steps=loop.window_steps,
+        accumulate=loop.accumulate,
+        validation_nano=loop.share_nano,
+        evaluate_every=loop.evaluate_every,
+        keep=loop.keep,
+        patience=loop.patience,
+        save_every=loop.save_every,
     )
     tokenizer = fields.text("tokenizer", BYTES)
     if tokenizer != BYTES:
         tokenizer = fields.path("tokenizer")
-    return TrainingRequest(fields.file, fields.path("data"), tokenizer, settings, adapter=start)
+    data = fields.path("data")
+    return TrainingRequest(fields.file, data, tokenizer, settings, adapter=start, validation=loop.path)
 
 
 def _size_of(fields: JobFields) -> DecoderSize:

@@ -11,23 +11,21 @@ from tasks.programs.finetune import BETA_NANO_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, loop_fields
 from tasks.requests.models import adapter_of
 from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["TuningRequest", "tuning_of"]
 
 _WHOLE: Final = (
-    "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", "window_steps", "accumulate",
-    "evaluate_every", "patience", "save_every",
+    "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", *LOOP_WHOLE,
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", "keep", "validation", "adapter", "preference")
+_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference")
 PREFERENCES: Final = ("dpo",)
 """What trains on preferences."""
 BETA_NANO: Final = NANO // 10
 """As trainers begin with."""
-KEPT: Final = ("last", "best")
-"""Which adapters the result has."""
 _LORA: Final = ("rank", "alpha", "targets")
 _OTHER_NAMES: Final = {
     "q": "query", "k": "key", "v": "value", "o": "output",
@@ -68,13 +66,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         raise fields.wrong(given, f"{given}: a job that goes on from adapters of a task has theirs; remove lora")
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
-    if fields.both("save_every", "window_steps"):
-        raise fields.wrong("save_every", "save_every and window_steps: give one; windows end at kept states")
-    share, path = _validation(fields)
-    if not share and not path:
-        for name in ("evaluate_every", "patience", "keep"):
-            if fields.has(name) and (name != "keep" or fields.choice("keep", KEPT, usual.keep) == "best"):
-                raise fields.wrong(name, f"{name} needs rows for validation: add validation: 0.1, or a file")
+    loop = loop_fields(fields)
     settings = TuningSettings(
         epochs=fields.whole("epochs", usual.epochs),
         steps=fields.whole("steps", usual.steps),
@@ -90,30 +82,17 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         warmup_steps=fields.whole("warmup_steps", usual.warmup_steps, least=0),
         clip_nano=fields.nano("clip", usual.clip_nano),
         segment_steps=fields.whole("segment_steps", usual.segment_steps),
-        window_steps=fields.whole("window_steps", usual.window_steps),
-        accumulate=fields.whole("accumulate", usual.accumulate),
-        validation_nano=share,
-        evaluate_every=fields.whole("evaluate_every", usual.evaluate_every),
-        # After evaluations in vain the last state is not the one that is wanted.
-        keep=fields.choice("keep", KEPT, "best" if fields.has("patience") else usual.keep),
-        patience=fields.whole("patience", usual.patience),
+        window_steps=loop.window_steps,
+        accumulate=loop.accumulate,
+        validation_nano=loop.share_nano,
+        evaluate_every=loop.evaluate_every,
+        keep=loop.keep,
+        patience=loop.patience,
         beta_nano=_beta(fields),
-        save_every=fields.whole("save_every", usual.save_every),
+        save_every=loop.save_every,
     )
     data = path_or_task(fields, "data")
-    return TuningRequest(fields.file, fields.path("model"), data, settings, path, start)
-
-
-def _validation(fields: JobFields) -> tuple[int, str]:
-    """Return the share of rows for validation in units of 10^-9, or the path of a file with them."""
-    if not fields.has("validation"):
-        return 0, ""
-    if isinstance(fields.value("validation"), str):
-        return 0, fields.path("validation")
-    share = fields.nano("validation", 0)
-    if not 0 < share < NANO:
-        raise fields.wrong("validation", "validation: a share of the rows above 0 and below 1, or a file expected")
-    return share, ""
+    return TuningRequest(fields.file, fields.path("model"), data, settings, loop.path, start)
 
 
 def _beta(fields: JobFields) -> int:

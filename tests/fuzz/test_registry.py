@@ -206,7 +206,7 @@ EXEMPT = {
     "tasks.engines.generating:_lengths": "a tensor of prompts whose size and root were checked",
     "tasks.engines.generating:_made": "a tensor of a state that was decoded",
     "tasks.engines.generating:prompts_in": "tensors of prompts whose size and root were checked",
-    "tasks.programs.finetune:losses_in": "a tensor of a state or proof whose length was checked",
+    "tasks.programs.looped:losses_in": "a tensor of a state or proof whose length was checked",
     "tasks.requests.references:read_ref": "one expression; tests/tasks/requests/test_references.py",
     "tasks.models.row_results:vectors_of": "a tensor of a state that was decoded",
     "tasks.models.row_results:evaluation_of": "tensors of a state that was decoded",

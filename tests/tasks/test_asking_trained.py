@@ -21,10 +21,11 @@ from tasks.engines.input_blobs import read_adapter, read_model, read_rows
 from tasks.executor.job import Job as ExecutorJob
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
-from tasks.kinds.finetune import MODEL_LLAMA
+from tasks.kinds.finetune import MODEL_LLAMA, TrainingLoop
 from tasks.ledger.screening import check_start, kind_objections
 from tasks.models.byte_tokens import BYTES_VOCABULARY
 from tasks.models.generating import GeneratingSettings, TrainedModel, make_generating
+from tasks.models.left import whole_model
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import GenerateShape, generate_program, marked_program
 from tasks.programs.generate_units import check_generate, generate_cost
@@ -104,6 +105,33 @@ def test_an_adapter_of_no_rank_is_a_whole_model_alone() -> None:
     for wrong in (WHOLE._replace(alpha=1), WHOLE._replace(targets=("query",)), WHOLE._replace(step=-1)):
         with pytest.raises(ProgramInvalid):
             GenerateShape(TINY, 1, 1, 2, 2, (), wrong)
+
+
+def test_a_model_that_kept_its_best_weights_is_asked_with_these() -> None:
+    """The layout of its state stands in the job; the last weights are not read."""
+    left = left_behind(loop=TrainingLoop(1, 2, 1), samples=3)
+    job = make_generating(
+        TrainedModel.of(left, None), b'{"input_ids": [1, 2]}', GeneratingSettings(new_tokens=4), seed=bytes(32),
+        max_price_per_tera_unit=10**15, match_ms=60_000,
+    )  # fmt: skip
+    plan: Any = job.spec.plan()
+    part: Any = job.spec.part
+    assert part.adapter.layout == 6 and decode_spec(encode_spec(job.spec)) == job.spec
+    rows = read_rows(plan.shape, job.rows)
+
+    def asked(change: str) -> Any:
+        tensors = {
+            name: bytes(len(one)) if name.startswith(change) else one for name, one in left.state.tensors.items()
+        }
+        model = read_model(plan.shape, replace(left.state, tensors=tensors).encode())
+        run = Generator(plan, model, rows, ARRAYS, first_state(plan))
+        run.run_steps(plan.shape.steps)
+        return run.state()
+
+    assert asked("parameter/") == asked("nothing") != asked("best/")
+    before: Any = left.spec.plan()
+    with pytest.raises(UnsupportedJob, match="no best model yet"):
+        whole_model(left._replace(state=first_weights(before)))
 
 
 def test_a_pass_over_guesses_gives_the_same_bits_as_steps() -> None:

@@ -24,8 +24,8 @@ from tasks.kinds.finetune import TrainingLoop
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.records import load_window
 from tasks.ledger.transitions import SUBMIT_WINDOW
-from tasks.programs.finetune import EVALUATION_LOSSES, losses_place
 from tasks.programs.loop import EVALUATIONS_MAX
+from tasks.programs.looped import EVALUATION_LOSSES
 from tasks.programs.states import state_leaves, tensor_leaf
 from tasks.programs.tensors import tensor_root
 from tasks.proofs import ShownLosses, WindowProof, window_proof_from_value, window_proof_to_value
@@ -65,7 +65,7 @@ def test_the_place_of_losses_in_a_state_is_known_without_its_names(loop: Trainin
     state = first_state(plan)
     kinds = {name: (kind, tensor_root(kind, state.tensors[name])) for name, kind in plan.tensors().items()}
     leaves = state_leaves(0, kinds)
-    place, count = losses_place(plan.shape)
+    place, count = plan.shape.losses_place
     assert count == len(leaves)
     assert leaves[place] == tensor_leaf(EVALUATION_LOSSES, *kinds[EVALUATION_LOSSES])
 

@@ -30,15 +30,13 @@ from tasks.models.left import tuned_adapter
 from tasks.models.rows import fitted_pairs, pair_rows_of, pairs_of
 from tasks.programs.finetune import (
     BETA_NANO_MAX,
-    EVALUATION_BEST,
-    EVALUATION_LOSSES,
     Part,
-    losses_in,
     marked_program,
     row_tensors,
 )
 from tasks.programs.layered import LayeredProgram
 from tasks.programs.llama_shape import weight_tensors
+from tasks.programs.looped import EVALUATION_BEST, EVALUATION_LOSSES, losses_in
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of

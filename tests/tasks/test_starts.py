@@ -34,7 +34,7 @@ from tasks.models.generating import GeneratingSettings, TrainedModel, make_gener
 from tasks.models.jobs import TuningSettings, make_tuning
 from tasks.models.left import tuned_adapter, whole_model
 from tasks.models.row_results import evaluation_of
-from tasks.models.training import DecoderSize, TrainingSettings, make_training
+from tasks.models.training import DecoderSize, TextFile, TrainingSettings, make_training
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.program import SourceKind
 from tasks.spec import JobSpec, Requirements, decode_spec, encode_spec
@@ -210,7 +210,7 @@ TEXT = b"the quick brown fox jumps over the lazy dog. " * 6
 def trained_on(start: Left | None, steps: int) -> Left:
     size = DecoderSize(1, 16, 2, 32)
     asked = TrainingSettings(size=size, steps=steps, batch=4, schedule="constant", learning_rate_nano=10_000_000)
-    job = make_training(TEXT, "a.txt", ByteTokens(), 257, asked, start=start, **TERMS)
+    job = make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, asked, start=start, **TERMS)
     spec = decode_spec(encode_spec(job.spec))
     assert spec_from_json(spec_to_json(spec)) == spec
     plan: Any = spec.plan()
@@ -246,9 +246,9 @@ def test_a_trained_model_is_trained_on_evaluated_and_asked() -> None:
 
 def test_a_model_of_other_tokens_or_of_another_kind_is_not_trained_on() -> None:
     with pytest.raises(UnsupportedJob, match="the model has 40 tokens, and this tokeniser 257"):
-        make_training(TEXT, "a.txt", ByteTokens(), 257, TrainingSettings(), start=left_behind(), **TERMS)
+        make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, TrainingSettings(), start=left_behind(), **TERMS)
     with pytest.raises(UnsupportedJob, match="kind finetune has no model of its own"):
-        make_training(TEXT, "a.txt", ByteTokens(), 257, TrainingSettings(), start=first_tuned(), **TERMS)
+        make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, TrainingSettings(), start=first_tuned(), **TERMS)
     spec, left = trained()[0], whole_model(left_behind(shape=replace(TINY, layers=2)))
     assert isinstance(left, TunedAdapter)
     changed = spec.changed(start=left._replace(rank=2, alpha=4, targets=("query",)))

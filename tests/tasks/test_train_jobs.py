@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +12,20 @@ from node.cli.jobs import spec_from_json
 from rpc.methods.jobs import spec_to_json
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Ending, Side
 from tasks.engines.decoder_training import DecoderTrainer, first_state
 from tasks.engines.errors import UnsupportedJob
+from tasks.evaluations import evaluations_of, is_end, least_steps, show_losses
+from tasks.kinds.finetune import TrainingLoop
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.screening import check_start, dataset_objections, kind_objections, read_dataset_facts
+from tasks.programs.loop import EVALUATIONS_MAX
+from tasks.programs.looped import EVALUATION_LOSSES, losses_in
 from tasks.programs.program import SourceKind
+from tasks.programs.states import tensor_leaf
+from tasks.programs.tensors import ElementType, TensorType, tensor_root
 from tasks.spec import Schedule, classifier_plan, decode_spec, encode_spec, read_checked_spec, spec_hash
 from tests.tasks.dispute.liars import Job
 from tests.tasks.model_jobs import games_of_liars
@@ -25,6 +34,7 @@ from tests.tasks.trained import STEPS, trained
 from tests.tasks.world import World
 
 ARRAYS = engine("numpy")
+LOSSES = TensorType(ElementType.BINARY32, 1, EVALUATIONS_MAX)
 SPEC, PLAN, MADE = trained()
 PART: Any = SPEC.part
 HASH = "b43de37b7bb4b6809f58441508015e8c457eca1f2e01133cae198742242286de"
@@ -85,6 +95,59 @@ def test_what_a_requester_could_have_wrong_is_named() -> None:
 def test_a_job_that_cannot_be_run_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DecodeError):
         decode_spec(encode_spec(SPEC.changed(**change)))
+
+
+LOOPED, LOOPED_PLAN, _ = trained(loop=TrainingLoop(1, 2, 1, 2), samples=3, segment=1)
+LOOPED_PART: Any = LOOPED.part
+
+
+def test_a_loop_stands_behind_the_start_and_shows_its_losses() -> None:
+    """One in which every step is an update stands nowhere: there is one encoding (R134)."""
+    raw = encode_spec(LOOPED)
+    assert decode_spec(raw) == read_checked_spec(raw) == LOOPED == spec_from_json(spec_to_json(LOOPED))
+    assert LOOPED.plan() == LOOPED_PLAN and LOOPED.schedule.total_steps == LOOPED_PLAN.loop.steps == 6 + 3
+    assert (LOOPED.step_units, LOOPED_PLAN.step_calls) == (
+        LOOPED_PLAN.program.units, len(LOOPED_PLAN.program.calls),
+    )  # fmt: skip
+    assert len(first_state(LOOPED_PLAN).encode()) <= LOOPED_PLAN.state_limit_bytes
+    value: Any = decode(raw, limit_bytes=2048)
+    assert value[9:11] == [[], [1, 2, 1, 2]]
+    loops: list[Any] = [[], [1, 0, 0], [2, 0, 0, 1], [1, 2, 1, 0], [1, 2], [1, 2, 2]]
+    for loop in loops:
+        with pytest.raises(DecodeError):
+            decode_spec(encode([*value[:10], loop, *value[11:]]))
+    assert LOOPED.losses_of(0, 9) == 6 and SPEC.losses_of(0, 6) == 6
+
+
+def test_losses_of_a_training_are_those_of_the_state_that_a_proof_leaves() -> None:
+    """The path leads to the root; another loss, another place or another state do not (R86)."""
+    _, plan, made = trained(loop=TrainingLoop(2, 1, 1), samples=3)
+    job = trained(loop=TrainingLoop(2, 1, 1), samples=3)[0]
+    run = DecoderTrainer(plan, made.data, ARRAYS, first_state(plan))
+    run.run_steps(6)
+    state = run.state()
+    shown = show_losses(job, state)
+    assert shown is not None and losses_in(shown.content)[0] > 0
+    leaf = tensor_leaf(EVALUATION_LOSSES, LOSSES, tensor_root(LOSSES, shown.content))
+    proof = MerkleProof(*plan.shape.losses_place, shown.siblings)
+    assert verify_merkle_proof(state.root(plan), leaf, proof)
+    assert not verify_merkle_proof(run.state().root(plan)[::-1], leaf, proof)
+    assert [one.update for one in evaluations_of(job, 6, shown.content)] == [1, 2]
+    assert show_losses(SPEC, first_state(PLAN)) is None
+
+
+def test_a_training_ends_early_where_its_losses_say_so() -> None:
+    """Each evaluation after the first is no lower: with a patience of 1 the second one ends the job (R87)."""
+    spec, plan, made = trained(loop=TrainingLoop(1, 1, 1, 1), samples=3)
+    risen = struct.pack(f"<{EVALUATIONS_MAX}f", 1.0, 2.0, *[0.0] * (EVALUATIONS_MAX - 2))
+    end = plan.loop.evaluated_at(1)
+    assert plan.ends_at(end, risen) and not plan.ends_at(end - 1, risen)
+    state = first_state(plan)
+    assert is_end(spec, replace(state, step=end, tensors={**state.tensors, EVALUATION_LOSSES: risen}))
+    assert least_steps(spec) == end < spec.schedule.total_steps
+    run = DecoderTrainer(plan, made.data, ARRAYS, state)
+    run.run_steps(plan.loop.steps)
+    assert run.step == (end if plan.ends_at(end, run.state().tensors[EVALUATION_LOSSES]) else run.step)
 
 
 def test_a_specification_with_another_number_of_fields_is_refused() -> None:

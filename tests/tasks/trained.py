@@ -13,7 +13,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import rows_root
 from tasks.engines.state import TrainingState
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
-from tasks.kinds.finetune import RateSchedule
+from tasks.kinds.finetune import RateSchedule, TrainingLoop
 from tasks.models.generating import GeneratingJob, GeneratingSettings, TrainedModel, make_generating
 from tasks.programs.adamw import Rates
 from tasks.programs.finetune import FinetuneRates
@@ -24,6 +24,7 @@ from tests.tasks.programs.trainings import Training, training
 from tests.tasks.world import WORTH
 
 STEPS: Final = 6
+PLAIN: Final = TrainingLoop()
 TINY: Final = LlamaShape(
     vocabulary=40, width=8, layers=1, heads=2, key_heads=1, head_width=4, hidden=12, context=16,
     rotary_base=10_000, epsilon_nano=10_000,
@@ -31,12 +32,24 @@ TINY: Final = LlamaShape(
 
 
 def trained(
-    layers: int = 1, shape: LlamaShape | None = None, segment: int = 2
+    layers: int = 1,
+    shape: LlamaShape | None = None,
+    segment: int = 2,
+    *,
+    loop: TrainingLoop = PLAIN,
+    samples: int = 4,
 ) -> tuple[JobSpec, DecoderPlan, Training]:
-    """Return a job, its plan, and the contents of its rows. ``shape`` is another one than the tiny."""
+    """Return a job, its plan, and the contents of its rows. ``shape`` is another one than the tiny.
+
+    A ``loop`` is for ``samples`` of the four rows.
+    """
     rates = FinetuneRates(Rates(20_000_000, weight_decay_nano=10_000_000), "cosine", 1, STEPS, NANO)
-    made = training(shape or replace(TINY, layers=layers), rates, batch=2, rows=4, length=6)
-    plan = DecoderPlan(made.job, rates, bytes(range(32)))
+    made = training(
+        shape or replace(TINY, layers=layers), rates, batch=2, rows=4, length=6, train_rows=samples, loop=loop[:3]
+    )
+    plan = DecoderPlan(made.job, rates, bytes(range(32)), loop.patience)
+    steps = plan.loop.steps
+    segment = 1 if steps % segment else segment
     model, job = made.job.model, made.job
     part = DecoderPart(
         model=DecoderModel(
@@ -47,9 +60,10 @@ def trained(
         batch=job.batch,
         optimiser=Optimiser("adamw", *rates.adamw),
         rates=RateSchedule(rates.schedule, rates.warmup_steps, rates.clip_nano),
+        loop=loop,
     )  # fmt: skip
     spec = JobSpec(
-        KIND_TRAIN, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), Schedule(STEPS, segment, STEPS),
+        KIND_TRAIN, 3, "exact/2", part, plan.seed, first_state(plan).root(plan), Schedule(steps, segment, steps),
         WORTH // 1000, Requirements(0, 0, 0), 60_000,
     )  # fmt: skip
     return decode_spec(encode_spec(spec)), plan, made
@@ -62,11 +76,13 @@ class LeftBehind(NamedTuple):
     state: TrainingState
 
 
-def left_behind(layers: int = 1, shape: LlamaShape | None = None) -> LeftBehind:
+def left_behind(
+    layers: int = 1, shape: LlamaShape | None = None, *, loop: TrainingLoop = PLAIN, samples: int = 4
+) -> LeftBehind:  # fmt: skip
     """Return the job of a tiny model, and the state after all of its steps."""
-    spec, plan, made = trained(layers, shape)
+    spec, plan, made = trained(layers, shape, loop=loop, samples=samples)
     run = DecoderTrainer(plan, made.data, NumpyArrays(), first_state(plan))
-    run.run_steps(STEPS)
+    run.run_steps(plan.loop.steps)
     return LeftBehind(spec, run.state())
 
 

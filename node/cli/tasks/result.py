@@ -308,12 +308,15 @@ def _folder_of(base: str, found: TaskResult) -> Mapping[str, bytes]:
     from tasks.models.adapters import adapter_folder, receipt_of
     from tasks.models.row_results import RowReceipt, row_folder
     from tasks.models.trained import model_folder, trained_receipt
+    from tasks.programs.looped import layout_of
 
     spec, plan, state = found.spec, found.spec.plan(), found.state
     if isinstance(spec.part, EmbedPart | EvaluatePart):
         return row_folder(RowReceipt(found.task, spec, state.step, state.root(plan)), state)
     if isinstance(plan, DecoderPlan):
-        trained = trained_receipt(plan.shape.model, state, rows_root=spec.dataset.root, task=found.task)
+        trained = trained_receipt(
+            plan.shape.model, state, rows_root=spec.dataset.root, task=found.task, layout=layout_of(plan.shape)
+        )
         return model_folder(trained, state.tensors)
     assert isinstance(plan, TuningPlan)
     receipt = receipt_of(

@@ -46,7 +46,8 @@ def told_training(job: TrainingJob) -> Mapping[str, str]:
         **_told_left(part.start, "goes on from"),
         "model": f"{counted(model.layers, 'layer')}, width {model.width}, {counted(model.heads, 'head')}, "
         f"vocabulary {model.vocabulary}: {job.spec.plan().parameters:,} weights",
-        "rows": f"{rows.rows} of {counted(rows.length, 'token')}, {part.batch} a step",
+        "rows": f"{rows.samples} of {counted(rows.length, 'token')}, {part.batch} a step",
+        **_told_loop(job.spec),
         "blobs": f"{len(job.rows)} bytes of rows",
     }
 
@@ -55,26 +56,46 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
     """Return what is trained."""
     part: Any = job.spec.part
     plan: Any = job.spec.plan()
-    rows, loop = part.dataset, plan.loop
+    loop = plan.loop
     batch = f"{counted(part.batch, 'row')}" if loop.accumulate == 1 else f"{loop.accumulate} x {part.batch} rows"
-    validation = {}
-    if loop.evaluate_every:
-        kept = "the best state is kept" if part.loop.keeps_best else "the last state is kept"
-        validation["validation"] = (
-            f"{counted(rows.rows - rows.samples, 'row')}, {counted(loop.evaluations, 'evaluation')}, one every "
-            f"{counted(loop.evaluate_every, 'update')}; {kept}"
-        )
-        if patience := part.loop.patience:
-            validation["ends early"] = f"after {counted(patience, 'evaluation')} in a row without a lower loss"
     memory = needs_of(job.spec, open_windows_max=1).process
     return {
         **_told_left(part.start, "goes on from"),
         **_told_rows(part),
         "updates": f"{loop.updates}, {batch} each; {counted(loop.steps, 'step')}",
-        **validation,
+        **_told_validation(job.spec),
         "memory": f"{-(-memory >> 20)} MiB for the process of the job",
         "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
     }
+
+
+def _told_loop(spec: JobSpec) -> Mapping[str, str]:
+    """Return how many updates a training from scratch has, where not every step is one."""
+    part: Any = spec.part
+    plan: Any = spec.plan()
+    loop = plan.loop
+    if not plan.shape.is_gated:
+        return {}
+    return {
+        "updates": f"{loop.updates}, {loop.accumulate} x {part.batch} rows each; {counted(loop.steps, 'step')}",
+        **_told_validation(spec),
+    }
+
+
+def _told_validation(spec: JobSpec) -> Mapping[str, str]:
+    """Return how a job evaluates, if it does, and when it ends early."""
+    part: Any = spec.part
+    plan: Any = spec.plan()
+    rows, loop, told = part.dataset, plan.loop, dict[str, str]()
+    if loop.evaluate_every:
+        kept = "the best state is kept" if part.loop.keeps_best else "the last state is kept"
+        told["validation"] = (
+            f"{counted(rows.rows - rows.samples, 'row')}, {counted(loop.evaluations, 'evaluation')}, one every "
+            f"{counted(loop.evaluate_every, 'update')}; {kept}"
+        )
+        if patience := part.loop.patience:
+            told["ends early"] = f"after {counted(patience, 'evaluation')} in a row without a lower loss"
+    return told
 
 
 def _told_rows(part: Any) -> Mapping[str, str]:

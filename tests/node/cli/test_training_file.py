@@ -11,6 +11,7 @@ import pytest
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.told import told_job
 from rpc.client.jobs import blobs_of, make_job
+from state.primitives.errors import DekubeError
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
 from tasks.models.training import PRESETS
@@ -61,6 +62,49 @@ def test_a_job_is_made_of_a_text(folder: Path) -> None:
     assert job.spec.schedule == Schedule(40, 1, 40)
     assert job.notes and "12 tokens" in told_job(job)["rows"] and "vocabulary 257" in told_job(job)["model"]
     assert made(folder) == job
+
+
+def test_validation_accumulation_and_an_early_end_are_fields_of_a_training(folder: Path) -> None:
+    """The last tokens are for validation, or a file of its own."""
+    loop = "accumulate: 2\nvalidation: 0.25\nevaluate_every: 4\npatience: 2\n"
+    (folder / "train.yaml").write_text(FILE + loop)
+    job = made(folder)
+    part = job.spec.part
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    assert part.loop == (2, 4, 1, 2) and (part.dataset.rows, part.dataset.samples) == (12, 9)
+    plan = job.spec.plan()
+    assert (plan.loop.updates, part.rates.warmup_steps) == (40, 2)
+    told = told_job(job)
+    assert told["updates"].startswith("40, 2 x 2 rows each") and "3 rows" in told["validation"]
+    assert "the best state is kept" in told["validation"] and "2 evaluations" in told["ends early"]
+    (folder / "other.txt").write_text("Something else that nobody learns.")
+    (folder / "train.yaml").write_text(FILE + "validation: other.txt\nkeep: best\n")
+    part = made(folder).spec.part
+    assert (part.dataset.rows, part.dataset.samples, part.loop) == (12 + 3, 12, (1, 6, 1, 0))
+    (folder / "train.yaml").write_text(FILE + "accumulate: 3\nsave_every: 2\n")
+    spec = made(folder).spec
+    assert spec.part.loop == (3, 0, 0, 0) and spec.schedule.window_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("patience: 2", "patience needs rows for validation"),
+        ("keep: best", "keep needs rows for validation"),
+        ("validation: 1", "a share of the rows above 0 and below 1"),
+        ("validation: short.txt", "tokens are for validation, and a row has 12"),
+        ("validation: missing.txt", "validation in .* names a file"),
+        ("validation: 0.01", "2 tokens are for validation"),
+        ("validation: 0.25\nevaluate_every: 1\nsteps: 400", "400 evaluations, at most 128"),
+        ("save_every: 2\nwindow_steps: 4", "save_every and window_steps: give one"),
+    ],
+)
+def test_a_loop_that_cannot_be_is_refused_before_anything_is_paid(folder: Path, more: str, why: str) -> None:
+    (folder / "short.txt").write_text("short")
+    text = FILE.replace("steps: 40\n", "") if "steps: 400" in more else FILE
+    (folder / "train.yaml").write_text(f"{text}{more}\n")
+    with pytest.raises(DekubeError, match=why):
+        made(folder)
 
 
 @pytest.mark.parametrize("name", PRESETS)

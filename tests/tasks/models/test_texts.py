@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.models.byte_tokens import BYTES_VOCABULARY, END_TEXT, END_TOKEN, ByteTokens, tokenizer_files
 from tasks.models.errors import RowsInvalid
-from tasks.models.texts import TextRows, texts_of, token_rows
+from tasks.models.texts import TextRows, texts_of, token_rows, token_stream
 from tasks.programs.finetune import ROW_TOKENS, TARGETS
 
 TOKENS = ByteTokens()
@@ -19,7 +19,7 @@ TEXTS = st.text(max_size=60)
 
 
 def rows_of(data: bytes, name: str = "book.txt", context: int = 8) -> TextRows:
-    return token_rows(texts_of(data, name, TOKENS, BYTES_VOCABULARY), context, BYTES_VOCABULARY)
+    return token_rows(token_stream(texts_of(data, name, TOKENS, BYTES_VOCABULARY), BYTES_VOCABULARY), context)
 
 
 def table(rows: TextRows, name: str) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_the_library_of_the_field_reads_the_same_tokens_from_the_file() -> None:
 
 @given(st.lists(st.integers(0, 39), min_size=2, max_size=90), st.integers(1, 20))
 def test_every_token_is_trained_and_the_last_row_is_whole(stream: list[int], context: int) -> None:
-    rows = token_rows(iter([stream]), context, 40)
+    rows = token_rows(token_stream(iter([stream]), 40), context)
     tokens, targets = table(rows, ROW_TOKENS), table(rows, TARGETS)
     assert rows.length == min(context, len(stream) - 1)
     assert (rows.rows - 1) * rows.length < len(stream) - 1 <= rows.rows * rows.length
@@ -90,4 +90,4 @@ def test_a_fault_is_named_with_its_place(name: str, data: bytes, line: int | Non
 
 def test_a_token_beyond_the_vocabulary_is_refused() -> None:
     with pytest.raises(RowsInvalid, match="vocabulary"):
-        token_rows(iter([[1, 40]]), 8, 40)
+        token_stream(iter([[1, 40]]), 40)

@@ -13,9 +13,11 @@ import pytest
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.decoder_training import first_state
 from tasks.engines.state import TrainingState
+from tasks.kinds.finetune import TrainingLoop
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
 from tasks.models.errors import FolderInvalid
 from tasks.models.opening import open_model
+from tasks.models.safetensors import read_safetensors
 from tasks.models.trained import (
     FILES,
     TrainedReceipt,
@@ -29,6 +31,8 @@ from tasks.programs.adamw import Rates
 from tasks.programs.decoder import DecoderShape
 from tasks.programs.finetune import FinetuneRates
 from tasks.programs.llama_shape import LlamaShape, parameters_of
+from tasks.programs.looped import layout_of
+from tests.tasks.trained import left_behind
 
 MODEL = LlamaShape(BYTES_VOCABULARY, 24, 2, 6, 2, 8, 40, 64, 10_000, 10_000)
 
@@ -60,6 +64,26 @@ def test_a_folder_commits_to_the_state_of_the_task() -> None:
     for other in (state_of(MODEL, 4), TrainingState(8, STATE.tensors)):
         with pytest.raises(FolderInvalid, match="state is not the one"):
             check_trained_state(MADE, other)
+
+
+def test_the_folder_of_a_job_with_validation_has_the_best_weights() -> None:
+    """Its receipt has the roots of all other tensors; before the first evaluation there is no folder."""
+    left = left_behind(loop=TrainingLoop(2, 1, 1), samples=3)
+    plan: Any = left.spec.plan()
+    layout = layout_of(plan.shape)
+    made = trained_receipt(plan.shape.model, left.state, rows_root=b"r" * 32, task=None, layout=layout)
+    folder = model_folder(made, left.state.tensors)
+    assert check_model_folder(folder) == TrainedReceipt.decode(made.encode()) == made
+    assert made.layout == layout == 7 and made.state_root == left.state.root(plan)
+    check_trained_state(made, left.state)
+    held = read_safetensors(folder["model.safetensors"])
+    assert held.content_of("model.norm.weight") == left.state.tensors["best/norm"]
+    for wrong in (0, 3, 8, True, "7", None):
+        with pytest.raises(FolderInvalid):
+            TrainedReceipt.decode(json.dumps(json.loads(made.encode()) | {"layout": wrong}).encode())
+    before = first_state(plan)
+    with pytest.raises(FolderInvalid, match="no best model yet"):
+        trained_receipt(plan.shape.model, before, rows_root=b"r" * 32, task=None, layout=layout)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -151,11 +151,12 @@ def test_the_largest_models_stay_in_the_exact_range() -> None:
     """Bounds do not grow with the layers."""
     wide = LlamaShape(152_064, 8_192, 2, 64, 8, 128, 29_568, 32_768, 1_000_000, 1_000, tied=False)
     for model, layers in ((replace(TINY, layers=24), 24), (wide, 2)):
-        program = decoder_program(
-            DecoderShape(model, 2, 64, 100, 90), FinetuneRates(ADAMW, "linear", 10, 100, NANO)
-        )
+        shape = DecoderShape(model, 2, 64, 100, 90)
+        program = decoder_program(shape, FinetuneRates(ADAMW, "linear", 10, 100, NANO))
         assert (
-            len(state_tensors(model)) == 3 * len(parameters_of(model)) == 3 * (9 * layers + 2 + (not model.tied))
+            len(state_tensors(model, shape))
+            == 3 * len(parameters_of(model))
+            == 3 * (9 * layers + 2 + (not model.tied))
         )
         assert program.units > 0
 

@@ -27,8 +27,10 @@ RATES = FinetuneRates(Rates(1_000_000, weight_decay_nano=10_000_000), "cosine", 
 def decoders(draw: st.DrawFn) -> DecoderShape:
     """Shapes of small jobs."""
     model = replace(draw(models()), biased=False)
-    rows = draw(st.integers(1, 20))
-    return DecoderShape(model, draw(st.integers(1, 4)), draw(st.integers(1, 12)), 20, rows)
+    every = draw(st.integers(0, 3))
+    loop = (draw(st.integers(1, 3)), every, draw(st.integers(0, 1)) if every else 0)
+    rows = draw(st.integers(1, 19 if every else 20))
+    return DecoderShape(model, draw(st.integers(1, 4)), draw(st.integers(1, 12)), 20, rows, *loop)
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,16 +12,14 @@ from node.bench.plain_tuning import Rows, plain_adamw, plain_gradients, plain_we
 from tasks.programs.adamw import Rates
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import (
-    EVALUATION_BEST,
-    EVALUATION_LOSSES,
     PLACES,
     SLOTS,
-    SUM_TOKENS,
     FinetuneRates,
     adapter_tensors,
     finetune_program,
     state_tensors,
 )
+from tasks.programs.looped import EVALUATION_BEST, EVALUATION_LOSSES, SUM_TOKENS
 from tasks.programs.operators import Context
 from tasks.programs.operators.loops import LOOP_ROWS
 from tests.tasks.programs.engines import NAMES, engine

@@ -73,12 +73,12 @@ class Training:
 
 def training(
     model: LlamaShape, rates: FinetuneRates, *, batch: int = 3, rows: int = 3, length: int = 10,
-    spread: float = 2.5, seed: int = 5,
+    spread: float = 2.5, seed: int = 5, train_rows: int | None = None, loop: tuple[int, int, int] = (1, 0, 0),
 ) -> Training:  # fmt: skip
     """Return a job of a small model with random weights, much larger than those of a first state."""
-    job = DecoderShape(model, batch, length, rows, rows)
+    job = DecoderShape(model, batch, length, rows, rows if train_rows is None else train_rows, *loop)
     random, state = np.random.default_rng(seed), dict[str, bytes]()
-    for name, kind in state_tensors(model).items():
+    for name, kind in state_tensors(model, job).items():
         if not name.startswith("parameter"):
             state[name] = bytes(kind.size_bytes)
             continue
