@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.engines.decoder_training import DecoderTrainer, first_state
 from tasks.engines.errors import DatasetInvalid
 from tasks.engines.input_blobs import join_tensors, read_rows
+from tasks.engines.state import TrainingState
+from tasks.evaluations import is_end
 from tasks.executor.errors import JobFailed
 from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import WindowResult
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
+from tasks.kinds.finetune import TrainingLoop
 from tasks.programs.decoder import row_tensors
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.executor.model_jobs import Windows, check_orders
@@ -60,3 +65,22 @@ async def test_other_rows_than_the_job_names_end_it_for_good(tmp_path: Path, row
     with pytest.raises(JobFailed) as caught:
         await Executor(OPTIONS, tmp_path).run_task(TASK, SPEC, rows, hand_on)
     assert caught.value.reason == "dataset_invalid"
+
+
+async def test_a_training_that_evaluates_is_run_by_a_process_up_to_its_early_end(tmp_path: Path) -> None:
+    """A rate of nearly 1 makes losses rise soon: with a patience of 1 the first that is not lower ends the job."""
+    spec, plan, made = trained(loop=TrainingLoop(1, 1, 1, 1), samples=3)
+    fast = plan.rates.adamw._replace(learning_rate_nano=900_000_000)
+    part: Any = spec.part
+    spec = spec.changed(optimiser=part.optimiser._replace(learning_rate_nano=fast.learning_rate_nano))
+    plan = replace(plan, rates=plan.rates._replace(adamw=fast))
+    direct = DecoderTrainer(plan, made.data, engine("numpy"), first_state(plan))
+    direct.run_steps(plan.loop.steps)
+    end = direct.step
+    assert end < plan.loop.steps
+    rows = join_tensors(row_tensors(plan.shape), made.data)
+    check_orders(spec, rows, 1, b"")
+    windows = Windows(TASK, spec)
+    done = await Executor(OPTIONS, tmp_path / "worker").run_task(TASK, spec, rows, windows.hand_on)
+    assert (done.steps, done.state_root) == (end, direct.state().root(plan))
+    assert is_end(spec, TrainingState.decode(windows.found[-1][1][-1], plan))
