@@ -223,11 +223,11 @@ interface IDekubeTasks {
     /// @param size Bytes of the packed folder.
     function checkpointTask(bytes32 task, uint32 elapsed, bytes calldata blob, uint64 size) external;
 
-    /// @notice Say that a checkpoint is not there, as the machine that prepares; as requester of a running
-    ///   container refuse it, so that pay that waits is burned.
+    /// @notice Say that a checkpoint is not there, as the machine that prepares; as requester of a container
+    ///   refuse it, so that pay that waits is burned.
     /// @param task Id of the task.
-    /// @param blob Content address of the checkpoint. Of a requester zero if nothing is stored, or the
-    ///   address of the machine.
+    /// @param blob Content address of the checkpoint. Of a requester also zero, for what no checkpoint holds,
+    ///   or the address of the last machine.
     function missCheckpoint(bytes32 task, bytes32 blob) external;
 
     /// @notice Say that a container of a quorum has ended, as its worker, and seal its result.

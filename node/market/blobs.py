@@ -336,7 +336,7 @@ def _named_of_container(
     if name == part.image.blob:
         return part.image.size_bytes, []
     stored = load_checkpoints(state, task)
-    for one in (stored.latest, stored.before):
+    for one in (stored.latest, stored.before, stored.base):
         if one is not None and name == one.blob:
             return one.size_bytes, [one.worker]
     end = load_meter(state, task).end

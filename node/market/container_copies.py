@@ -48,7 +48,9 @@ class Copy(NamedTuple):
 
 
 def copies_of(state: Reader, task: bytes, now_ms: int) -> list[Copy]:
-    """Return what is to be kept of a container: its last two checkpoints, the latest first; later its results."""
+    """Return what is to be kept of a container: its last two checkpoints, the latest first, and the one that its
+    run began with; later its results.
+    """
     record = load_task(state, task)
     if not record.is_metered:
         return []
@@ -56,7 +58,7 @@ def copies_of(state: Reader, task: bytes, now_ms: int) -> list[Copy]:
         found = load_checkpoints(state, task)
         return [
             Copy(task, one.blob, one.size_bytes, one.worker)
-            for one in (found.latest, found.before) if one is not None and one.blob
+            for one in dict.fromkeys((found.latest, found.before, found.base)) if one is not None and one.blob
         ]  # fmt: skip
     end = load_meter(state, task).end
     if end is None or now_ms >= record.changed_ms + KEPT_MS:

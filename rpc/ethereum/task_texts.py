@@ -214,11 +214,11 @@ TASK_TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Name a checkpoint",
     ),
     ("tasks", "missCheckpoint"): Text(
-        "Say that a checkpoint is not there, as the machine that prepares; as requester of a running container "
+        "Say that a checkpoint is not there, as the machine that prepares; as requester of a container "
         "refuse it, so that pay that waits is burned.",
         {
-            "blob": "Content address of the checkpoint. Of a requester zero if nothing is stored, or the "
-            "address of the machine."
+            "blob": "Content address of the checkpoint. Of a requester also zero, for what no checkpoint "
+            "holds, or the address of the last machine."
         },
         "Miss or refuse a checkpoint",
     ),

@@ -118,7 +118,8 @@ def _meter(meter: MeterRecord | None, stored: Checkpoints) -> Json:
         "until_ms": stored.until_ms or None,
         "checkpoint": _stored(stored.latest),
         "checkpoint_before": _stored(stored.before),
-        "waiting": str(stored.closing + stored.open),
+        "checkpoint_begun": _stored(stored.base),
+        "waiting": str(stored.waits),
         "machines": [
             {"worker": address(run.worker), "seconds": run.seconds, "lost": run.lost} for run in stored.runs
         ],
@@ -359,6 +360,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "until_ms": nullable(NUMBER),
             "checkpoint": nullable(_STORED),
             "checkpoint_before": nullable(_STORED),
+            "checkpoint_begun": nullable(_STORED),
             "waiting": AMOUNT_OUT,
             "machines": array(obj({"worker": ADDRESS_OUT, "seconds": NUMBER, "lost": NUMBER})),
             "exit": nullable(

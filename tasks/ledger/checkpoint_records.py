@@ -16,6 +16,8 @@ __all__ = ["RUNS_KEPT", "Checkpoints", "Run", "Stored", "load_checkpoints", "sav
 CHECKPOINTS_LIMIT_BYTES: Final = 1_024
 RUNS_KEPT: Final = 16
 """The last machines of a container of which the record tells."""
+MISSED_MAX: Final = 3
+"""Checkpoints of which the record tells."""
 _TASK: Final = bytes([Table.TASK])
 _CHECKPOINT_PART: Final = b"\x05"
 
@@ -41,18 +43,23 @@ class Checkpoints(NamedTuple):
     """Checkpoints and runs of a container.
 
     ``until_ms``: its machine has offered to stay until then; 0: it has not. ``latest`` and ``before`` are the last
-    two checkpoints. ``covered_s`` of the present machine's seconds are stored. ``closing`` of its pay, for
-    ``closing_s`` seconds, waits for what follows on ``latest``; ``open`` waits for the next checkpoint. ``missed``
-    checkpoints could not be had by the machine that prepares. ``gone`` runs are no longer in ``runs``.
+    two checkpoints, ``base`` the one that the last run began with. ``covered_s`` seconds of that run are stored.
+    ``closing`` of the pay of the machine of ``latest``, for ``closing_s`` seconds, waits for what follows on it;
+    ``open`` is the last machine's, and waits for the next checkpoint. ``prepared`` waits for the preparation that
+    run ``prepared_run``, from 1, has earned. ``missed`` checkpoints could not be had by the machine that prepares.
+    ``gone`` runs are no longer in ``runs``.
     """
 
     until_ms: int = 0
     latest: Stored | None = None
     before: Stored | None = None
+    base: Stored | None = None
     covered_s: int = 0
     closing: int = 0
     closing_s: int = 0
     open: int = 0
+    prepared: int = 0
+    prepared_run: int = 0
     missed: int = 0
     gone: int = 0
     runs: tuple[Run, ...] = ()
@@ -60,7 +67,23 @@ class Checkpoints(NamedTuple):
     @property
     def wanted(self) -> Stored | None:
         """The checkpoint that the next machine begins with, but for those that it could not have."""
-        return (self.latest, self.before, None)[self.missed]
+        known = list(dict.fromkeys(one for one in (self.latest, self.before, self.base) if one is not None))
+        return known[self.missed] if self.missed < len(known) else None
+
+    @property
+    def last(self) -> bytes:
+        """The machine of the last run, or nothing."""
+        return self.runs[-1].worker if self.runs else b""
+
+    @property
+    def is_preparation_open(self) -> bool:
+        """Whether the pay of a preparation waits for a first checkpoint; else it waits with ``closing``."""
+        return self.prepared_run == self.gone + len(self.runs) and not self.covered_s
+
+    @property
+    def waits(self) -> int:
+        """All pay that waits."""
+        return self.closing + self.open + self.prepared
 
 
 def load_checkpoints(state: Reader, task: bytes) -> Checkpoints:
@@ -73,15 +96,13 @@ def load_checkpoints(state: Reader, task: bytes) -> Checkpoints:
 
 
 def _checkpoints(value: Any) -> Checkpoints:
-    until_ms, latest, before, covered_s, *pay, missed, gone, runs = items_of(
-        value, int, list, list, *[int] * 6, list
-    )
-    closing, closing_s, open_ = pay
+    until_ms, latest, before, base, *numbers, runs = items_of(value, int, list, list, list, *[int] * 8, list)
+    covered_s, closing, closing_s, open_, prepared, prepared_run, missed, gone = numbers
     found = Checkpoints(
-        until_ms, _stored(latest), _stored(before), covered_s, closing, closing_s, open_, missed, gone,
-        tuple(map(_run, runs)),
+        until_ms, _stored(latest), _stored(before), _stored(base), covered_s, closing, closing_s, open_, prepared,
+        prepared_run, missed, gone, tuple(map(_run, runs)),
     )  # fmt: skip
-    if not 0 <= found.missed <= 2:
+    if not 0 <= found.missed <= MISSED_MAX:
         raise DecodeError("not the checkpoints of a container")
     return found
 
@@ -105,7 +126,7 @@ def _run(value: Any) -> Run:
 def save_checkpoints(state: Overlay, task: bytes, found: Checkpoints) -> None:
     """Write what is stored of a container; of its runs the last ones."""
     gone = max(0, len(found.runs) - RUNS_KEPT)
-    stored: list[Value] = [[] if one is None else list(one) for one in (found.latest, found.before)]
+    stored: list[Value] = [[] if one is None else list(one) for one in found[1:4]]
     runs: list[Value] = [list(run) for run in found.runs[gone:]]
-    value: list[Value] = [found.until_ms, *stored, *found[3:-2], found.gone + gone, runs]
+    value: list[Value] = [found.until_ms, *stored, *found[4:-2], found.gone + gone, runs]
     state.put(_TASK + task + _CHECKPOINT_PART, encode(value))

@@ -15,7 +15,6 @@ from tasks.errors import NotYours
 from tasks.kinds.container import CHECKPOINT_BYTES_MAX, SECONDS_MAX
 from tasks.ledger import registration
 from tasks.ledger.checkpoints import miss_checkpoint
-from tasks.ledger.lifecycle import Phase
 from tasks.ledger.metering import require_metered, store_checkpoint
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.progress import refuse_checkpoint
@@ -93,7 +92,7 @@ class _Checkpoints:
 
     def miss(self, state: Overlay, payload: _Missed, context: Context) -> None:
         case = self._case_of(state, context, payload.task)
-        if context.sender == case.record.requester and case.record.phase == Phase.RUNNING:
+        if context.sender == case.record.requester and context.sender != case.record.worker:
             require_metered(case)
             refuse_checkpoint(case, payload.blob)
         else:

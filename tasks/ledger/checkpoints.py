@@ -1,7 +1,8 @@
 """Checkpoints of containers on the ledger: whose pay waits for them, and who bears what is lost (R103 to R106).
 
-Seconds of a container with a checkpoint are paid once a later checkpoint, or the end, shows that they were not in
-vain. So a requester never pays a second time for what a machine lost as it left.
+Seconds of a container with a checkpoint are paid once a later checkpoint shows that they were not in vain, or some
+time after the end. So a requester never pays a second time for what a machine lost as it left, and can refuse what
+holds no work (``refusals``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 from billing.escrow import Purpose
 from billing.prices import work_price
-from state.primitives.hashing import HASH_BYTES, ZERO_HASH
+from state.primitives.hashing import ZERO_HASH
 from state.primitives.receipts import EventType
 from tasks.errors import MeterMismatch, WrongPhase
 from tasks.ledger import registry
@@ -19,22 +20,32 @@ from tasks.ledger.lifecycle import Phase
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.settlement import burn_seconds, forfeit_seconds, release_seconds
+from tasks.ledger.settlement import (
+    burn_seconds_fee,
+    forfeit_seconds,
+    hold_preparation,
+    release_preparation,
+    release_seconds,
+)
 from tasks.spec import JobSpec, container_of
 
 __all__ = [
     "CHECKPOINT_EVENTS",
     "LEAVE_FINE_S_MAX",
-    "all_of_machine",
+    "SECONDS_LOST",
     "begin_run",
-    "burn_what_waits",
     "count_seconds",
     "has_stored",
+    "leave_to_requester",
     "lose_unstored",
     "miss_checkpoint",
     "name_checkpoint",
     "note_match",
+    "pay_closing",
+    "pay_open",
     "pay_what_waits",
+    "prepare_run",
+    "refusal_ms",
     "stays_until_ms",
 ]
 
@@ -84,17 +95,19 @@ def miss_checkpoint(case: Case, blob: bytes) -> None:
 
 
 def begin_run(case: Case) -> None:
-    """Begin the run of a new machine: pay of the one before is due, or lost with a checkpoint that was missed."""
-    task, found = case.record.id, load_checkpoints(case.state, case.record.id)
+    """Begin the run of a new machine. Pay of the one before is lost with a checkpoint that was missed.
+
+    Else it waits for the first checkpoint of this run: until then the requester may refuse what it goes on from.
+    """
+    found = load_checkpoints(case.state, case.record.id)
+    wanted = found.wanted
     if found.latest is not None and found.missed:
         found = _lose(case, found, found.closing, found.closing_s, found.latest.worker)
-    elif found.latest is not None:
-        release_seconds(case, found.latest.worker, found.closing)
-    latest, before = found.wanted, found.before if not found.missed else None
+        found = _lose_preparation(case, found)._replace(closing=0, closing_s=0, before=None)
     save_checkpoints(
-        case.state, task,
+        case.state, case.record.id,
         found._replace(
-            latest=latest, before=before, covered_s=0, closing=0, closing_s=0, open=0, missed=0,
+            latest=wanted, base=wanted, covered_s=0, open=0, missed=0,
             runs=(*found.runs, Run(case.record.worker, 0, 0)),
         ),
     )  # fmt: skip
@@ -110,11 +123,20 @@ def count_seconds(case: Case, seconds: int, held: int) -> None:
     )  # fmt: skip
 
 
+def prepare_run(case: Case) -> None:
+    """Have the preparation of the present machine wait for a checkpoint, if nobody has earned it (R138)."""
+    if case.record.prepared:
+        return
+    found = load_checkpoints(case.state, case.record.id)
+    found = found._replace(prepared=hold_preparation(case), prepared_run=found.gone + len(found.runs))
+    save_checkpoints(case.state, case.record.id, found)
+
+
 def name_checkpoint(case: Case, meter: MeterRecord, own_seconds: int, blob: bytes, size_bytes: int) -> None:
     """Note that the present machine has stored a checkpoint at ``own_seconds``, which are counted (R103).
 
-    Pay of the interval before the last checkpoint is due with it. One that follows too soon takes the place of
-    the last one: so what waits is never less than an interval's. Raises MeterMismatch.
+    Pay of the interval before the last checkpoint is due with it, whoever's that is. One that follows too soon
+    takes the place of the last one: so what waits is never less than an interval's. Raises MeterMismatch.
     """
     plan, task = container_of(case.spec).checkpoint, case.record.id
     if plan is None:
@@ -132,8 +154,7 @@ def name_checkpoint(case: Case, meter: MeterRecord, own_seconds: int, blob: byte
     amount = found.open * seconds // uncovered_s
     is_early = kept is not None and kept.worker == worker and found.covered_s > 0 and seconds < plan.every_s
     if not is_early:
-        release_seconds(case, worker, found.closing)
-        found = found._replace(before=kept, closing=0, closing_s=0)
+        found = pay_closing(case, found)._replace(before=kept)
     at_s = meter.seconds - (meter.own_seconds - own_seconds)
     found = found._replace(
         latest=Stored(blob, size_bytes, at_s, worker), covered_s=own_seconds, open=found.open - amount,
@@ -143,36 +164,24 @@ def name_checkpoint(case: Case, meter: MeterRecord, own_seconds: int, blob: byte
     case.scope.emit(CHECKPOINT_STORED(task, worker, blob or ZERO_HASH, size_bytes, at_s))
 
 
-def all_of_machine(worker: bytes) -> bytes:
-    """Return what a requester names to refuse whatever a machine has stored last: its address behind zeros."""
-    return worker.rjust(HASH_BYTES, b"\0")
+def pay_closing(case: Case, found: Checkpoints) -> Checkpoints:
+    """Pay what waits for what follows on the latest checkpoint; the record is not written."""
+    if found.latest is None:
+        return found
+    release_seconds(case, found.latest.worker, found.closing)
+    if not found.is_preparation_open:
+        release_preparation(case, found.latest.worker, found.prepared)
+        found = found._replace(prepared=0)
+    return found._replace(closing=0, closing_s=0)
 
 
-def burn_what_waits(case: Case, blob: bytes) -> None:
-    """Burn what waits of the present machine's pay, for its requester says that ``blob`` holds no work (R137).
-
-    A zero hash says that the machine has stored nothing since its start; what ``all_of_machine`` gives, whatever
-    it has stored last. The seconds stay counted. The next machine begins with the checkpoint before, unless it is
-    the same one. Raises MeterMismatch.
-    """
-    task, worker = case.record.id, case.record.worker
-    found, meter = load_checkpoints(case.state, task), load_meter(case.state, task)
-    if container_of(case.spec).checkpoint is None:
-        raise MeterMismatch("the container has no checkpoint")
-    named = found.latest.blob if found.latest is not None and found.covered_s else b""
-    if blob not in (named or ZERO_HASH, all_of_machine(worker)):
-        raise MeterMismatch("not what the machine has stored last")
-    amount, waited_s = found.closing + found.open, found.closing_s + meter.own_seconds - found.covered_s
-    burn_seconds(case, worker, amount)
-    save_meter(case.state, task, meter._replace(paid=meter.paid - amount))
-    if found.covered_s:
-        before = found.before
-        is_same = before is not None and before.blob == named
-        found = found._replace(latest=None if is_same else before, before=None)
-    *others, run = found.runs
-    runs = (*others, run._replace(lost=run.lost + waited_s))
-    save_checkpoints(case.state, task, found._replace(closing=0, closing_s=0, open=0, runs=runs))
-    case.scope.emit(SECONDS_LOST(task, worker, waited_s, amount))
+def pay_open(case: Case, found: Checkpoints) -> Checkpoints:
+    """Pay what waits for the next checkpoint of the last machine; the record is not written."""
+    release_seconds(case, found.last, found.open)
+    if found.is_preparation_open:
+        release_preparation(case, found.last, found.prepared)
+        found = found._replace(prepared=0)
+    return found._replace(open=0)
 
 
 def has_stored(case: Case) -> bool:
@@ -189,6 +198,7 @@ def lose_unstored(case: Case, *, is_fined: bool = True) -> None:
     found, meter = load_checkpoints(case.state, task), load_meter(case.state, task)
     if container_of(case.spec).checkpoint is not None:
         found = _lose(case, found, found.open, meter.own_seconds - found.covered_s, worker)
+        found = _lose_preparation(case, found) if found.is_preparation_open else found
         save_checkpoints(case.state, task, found._replace(open=0))
     fine = _leave_fine(case, found.until_ms) if is_fined else 0
     if fine:
@@ -220,12 +230,31 @@ def _lose(case: Case, found: Checkpoints, amount: int, seconds: int, worker: byt
     return found._replace(runs=tuple(runs))
 
 
-def pay_what_waits(case: Case) -> None:
-    """Pay what waits for a checkpoint: the container ends, and nobody repeats anything of it."""
+def _lose_preparation(case: Case, found: Checkpoints) -> Checkpoints:
+    """Return a preparation that waited to the task: the next machine earns it; the record is not written."""
+    if not found.prepared:
+        return found
+    assert found.latest is not None or found.is_preparation_open
+    owner = found.last if found.is_preparation_open or found.latest is None else found.latest.worker
+    forfeit_seconds(case, owner, found.prepared)
+    case.change(prepared=0)
+    return found._replace(prepared=0)
+
+
+def leave_to_requester(case: Case) -> None:
+    """Burn the fee for what waits as a container ends: the pay itself may still be refused (R139)."""
     found = load_checkpoints(case.state, case.record.id)
-    if found.latest is not None:
-        release_seconds(case, found.latest.worker, found.closing)
-    if found.open:
-        release_seconds(case, case.record.worker, found.open)
-    if found.closing or found.open:
-        save_checkpoints(case.state, case.record.id, found._replace(closing=0, closing_s=0, open=0))
+    burn_seconds_fee(case, found.closing + found.open)
+
+
+def refusal_ms(case: Case) -> int:
+    """Return until when what waits of an ended container may be refused: an interval after the end."""
+    plan = container_of(case.spec).checkpoint
+    return case.record.changed_ms + (0 if plan is None else 1000 * plan.every_s)
+
+
+def pay_what_waits(case: Case) -> None:
+    """Pay what waits for a checkpoint: the container has ended, and its requester has refused nothing of it."""
+    found = load_checkpoints(case.state, case.record.id)
+    if found.waits:
+        save_checkpoints(case.state, case.record.id, pay_open(case, pay_closing(case, found)))

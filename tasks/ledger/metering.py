@@ -10,7 +10,7 @@ from typing import Final
 from state.primitives.receipts import EventType
 from tasks.errors import KindMismatch, MeterAhead, MeterMismatch, WrongPhase
 from tasks.kinds.container import ContainerPart
-from tasks.ledger.checkpoints import begin_run, count_seconds, name_checkpoint
+from tasks.ledger.checkpoints import begin_run, count_seconds, name_checkpoint, prepare_run
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
@@ -86,6 +86,8 @@ def pay_until(case: Case, meter: MeterRecord, own_seconds: int, *, is_held: bool
     charge = 0
     if not is_held:
         waits = container_of(case.spec).checkpoint is not None
+        if waits:
+            prepare_run(case)
         charge = pay_seconds(case, seconds, waits=waits)
         count_seconds(case, seconds, charge if waits else 0)
     meter = meter._replace(
@@ -151,16 +153,11 @@ def store_checkpoint(case: Case, own_seconds: int, blob: bytes, size_bytes: int)
 
 
 def count_to_now(case: Case) -> None:
-    """Count the seconds of the present machine up to now, a tick beyond the last count at most, as a stop does.
-
-    Its preparation is paid with that, if no count has paid it (R137).
-    """
+    """Count the seconds of the present machine up to now, a tick beyond the last count at most, as a stop does."""
     meter = load_meter(case.state, case.record.id)
     left_s = case.spec.schedule.total_steps - meter.seconds
     up_s = max(0, case.now - meter.began_ms) // 1000
     own_seconds = min(max(up_s, meter.own_seconds), meter.own_seconds + min(case.spec.tick_s, left_s))
-    if not case.record.prepared:
-        pay_seconds(case, 0, waits=False)
     save_meter(case.state, case.record.id, pay_until(case, meter, own_seconds))
 
 

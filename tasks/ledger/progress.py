@@ -15,11 +15,12 @@ from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.checkpoints import (
-    burn_what_waits,
     has_stored,
+    leave_to_requester,
     lose_unstored,
     note_match,
     pay_what_waits,
+    refusal_ms,
     stays_until_ms,
 )
 from tasks.ledger.complaints import aside_ms, is_aside, take_complaint
@@ -43,6 +44,7 @@ from tasks.ledger.records import (
     load_spec_bytes,
     save_report,
 )
+from tasks.ledger.refusals import REFUSED_IN, refuse_stored
 from tasks.ledger.seats import DELIVERY_PHASES
 from tasks.ledger.settlement import (
     Bonds,
@@ -458,9 +460,7 @@ def part_silently(case: Case, reason: Reason) -> None:
             return
     elif record.ending == Phase.CANCELLED and case.spec.is_quorum:  # at level 0 it was paid tick by tick
         pay_held(case, load_meter(case.state, record.id).own_seconds)
-    else:
-        pay_what_waits(case)  # it was stopped: nobody does anything of it again
-    lose_worker(case, reason)
+    lose_worker(case, reason)  # if it was stopped, nobody does anything of it again
 
 
 def go_on_elsewhere(case: Case) -> None:
@@ -471,21 +471,24 @@ def go_on_elsewhere(case: Case) -> None:
 
 
 def refuse_checkpoint(case: Case, blob: bytes) -> None:
-    """Part with the machine of a running container whose checkpoint its requester refuses (R137).
+    """Burn what waits for a container's checkpoint, or for its end, which its requester refuses (R137 to R139).
 
-    Its seconds up to now are counted, and its preparation is paid. What waits of its pay burns, so neither side
-    gains by a lie. The machine has no pause and no mark.
-    Raises KindMismatch, WrongPhase, MeterMismatch.
+    A running machine is replaced, without a pause or a mark. It may come back where another one's checkpoint is
+    refused. Raises KindMismatch, WrongPhase, MeterMismatch.
     """
     record = case.record
     if case.spec.is_quorum:
         raise KindMismatch("machines of a quorum are compared: none is refused")
-    if record.phase != Phase.RUNNING or record.ending:
+    is_running = record.phase == Phase.RUNNING
+    if record.phase not in REFUSED_IN or (record.ending and record.phase not in ENDED):
         raise WrongPhase("ending" if record.ending else record.phase.name.lower())
-    if container_of(case.spec).checkpoint is not None:
+    if is_running and container_of(case.spec).checkpoint is not None:
         count_to_now(case)
-    burn_what_waits(case, blob)
-    exclude(case, record.worker)
+    is_blamed = refuse_stored(case, blob)
+    if not is_running:
+        return
+    if is_blamed:
+        exclude(case, record.worker)
     if record.attempts > container_of(case.spec).metering.retries:
         wind_up(case, Phase.FAILED, Reason.CHECKPOINT_REFUSED)
     else:
@@ -531,7 +534,7 @@ def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
     ends one weighs as much as these payments.
     """
     if case.record.is_metered:
-        pay_what_waits(case)
+        leave_to_requester(case)
     _vacate(case)
     case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
     if case.record.phase != Phase.VERIFYING:
@@ -576,7 +579,8 @@ def arm_ended(case: Case) -> None:
     """
     terms = find_terms(case.state, case.record.id)
     if has_holds(case):
-        case.change(deadline_ms=case.now + 1)
+        wait_ms = refusal_ms(case) if case.record.is_metered else 0
+        case.change(deadline_ms=max(case.now + 1, wait_ms))
     elif terms is not None and terms.live:
         return
     elif case.vault.total(Pool.BOND) or has_disputes(case.state, case.record.id):
@@ -586,7 +590,10 @@ def arm_ended(case: Case) -> None:
 
 def _on_ended_due(case: Case) -> None:
     if has_holds(case):
-        release_holds(case)
+        if case.record.is_metered:
+            pay_what_waits(case)
+        else:
+            release_holds(case)
         arm_ended(case)
         return
     terms = find_terms(case.state, case.record.id)

@@ -67,6 +67,7 @@ __all__ = [
     "bond_of",
     "budget_of",
     "burn_seconds",
+    "burn_seconds_fee",
     "charge_blamed",
     "charge_of",
     "check_affordable",
@@ -87,6 +88,7 @@ __all__ = [
     "has_holds",
     "has_room",
     "has_standing",
+    "hold_preparation",
     "juror_fee",
     "may_fund",
     "may_open",
@@ -110,6 +112,7 @@ __all__ = [
     "release_bonds",
     "release_checks",
     "release_holds",
+    "release_preparation",
     "release_seconds",
     "rerun_price",
     "window_work_ms",
@@ -776,16 +779,35 @@ def pay_seconds(case: Case, seconds: int, *, waits: bool) -> int:
     The first that meters a task earns its preparation. Nothing is held (R95), unless the pay ``waits`` for a
     checkpoint (R105).
     """
-    record, parameters = case.record, case.parameters
-    if not record.prepared:
-        units = preparation_units(case.spec, parameters)
-        _pay_prepared(case, record.worker, work_price(units, record.price_per_tera_unit))
+    record = case.record
+    if not waits:
+        pay_preparation(case)
     charge = work_price(seconds * case.spec.step_units, record.price_per_tera_unit)
     if waits:
         case.vault.hold(Pool.PRICE, Pool.HOLD, charge, Purpose.SECONDS_HELD, target_owner=record.worker)
     else:
         _pay_out_seconds(case, (Pool.PRICE, NOBODY), record.worker, charge)
     return charge
+
+
+def hold_preparation(case: Case) -> int:
+    """Have the preparation of a container wait for its first checkpoint (R138); return what it costs."""
+    record = case.record
+    amount = work_price(preparation_units(case.spec, case.parameters), record.price_per_tera_unit)
+    case.vault.hold(Pool.PRICE, Pool.HOLD, amount, Purpose.SECONDS_HELD, target_owner=record.worker)
+    case.change(prepared=1)
+    return amount
+
+
+def release_preparation(case: Case, worker: bytes, amount: int) -> None:
+    """Pay a machine the preparation that waited."""
+    pay_earned(case, Pool.HOLD, worker, amount, Purpose.PREPARATION, Role.COMPUTE, owner=worker)
+
+
+def burn_seconds_fee(case: Case, amount: int) -> None:
+    """Burn the fee for pay of seconds, which is not paid yet."""
+    fee = min(share(amount, case.parameters.fee_bps), case.vault.held(Pool.FEE))
+    case.vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE)
 
 
 def _pay_out_seconds(case: Case, source: _Source, worker: bytes, charge: int) -> None:
@@ -795,8 +817,7 @@ def _pay_out_seconds(case: Case, source: _Source, worker: bytes, charge: int) ->
         pay_dues(case.state, worker, relay, part)
         left -= part
     pay_earned(case, pool, worker, left, Purpose.METERED, Role.COMPUTE, owner=owner)
-    fee = min(share(charge, case.parameters.fee_bps), case.vault.held(Pool.FEE))
-    case.vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE)
+    burn_seconds_fee(case, charge)
 
 
 def release_seconds(case: Case, worker: bytes, amount: int) -> None:
@@ -810,11 +831,11 @@ def forfeit_seconds(case: Case, worker: bytes, amount: int) -> None:
     case.vault.hold(Pool.HOLD, Pool.PRICE, amount, Purpose.HOLD_FORFEIT, owner=worker)
 
 
-def burn_seconds(case: Case, worker: bytes, amount: int) -> None:
+def burn_seconds(case: Case, worker: bytes, amount: int, *, has_fee: bool = True) -> None:
     """Burn pay that waited for a checkpoint, and the fee for it: who refuses a checkpoint saves nothing."""
     case.vault.burn(Pool.HOLD, amount, Purpose.HOLD_FORFEIT, owner=worker)
-    fee = min(share(amount, case.parameters.fee_bps), case.vault.held(Pool.FEE))
-    case.vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE)
+    if has_fee:
+        burn_seconds_fee(case, amount)
 
 
 def pay_claim_gas(case: Case, gas: int) -> None:

@@ -20,11 +20,14 @@ from tasks.kinds.container import (
     ExitKind,
     Image,
     Metering,
+    Mount,
+    MountForm,
     Process,
     Storage,
 )
 from tasks.ledger.checkpoint_records import load_checkpoints
 from tasks.ledger.meter_records import ContainerEnd, load_meter
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import find_quorum, output_result, seat_number
 from tasks.spec import JobSpec, Requirements, container_job
 
@@ -54,7 +57,9 @@ class Terms(NamedTuple):
     stays: bool = False
     """Whether only machines are matched that have offered to stay."""
     opens: bool = True
-    """Whether the requester opens the checkpoints that are named."""
+    """Whether the requester opens the checkpoints and outputs that are named."""
+    mount: float = 0.0
+    """What fetching the mounts counts as, in ticks."""
 
 
 def needed_s(window_units: int, windows: int) -> int:
@@ -70,13 +75,20 @@ def box_job(window_units: int, windows: int, terms: Terms, price_max: int, match
     every_s = min(CHECKPOINT_EVERY_S_MAX, terms.every * tick_s)
     part = ContainerPart(
         Image("docker.io/library/python", b"\xd1" * 32), Process((), (), 65_534),
-        Storage((), "/output", 1 << 20, 1024), 1, Metering("reserved", max(TICK_S_MIN, tick_s), RETRIES),
+        Storage(_mounts(int(terms.mount * tick_s)), "/output", 1 << 20, 1024), 1,
+        Metering("reserved", max(TICK_S_MIN, tick_s), RETRIES),
         Checkpoint("/state", every_s, 1 << 20) if terms.every else None, int(not terms.stays),
     )  # fmt: skip
     return container_job(
         part, ticks=ticks, tick_s=tick_s, max_price_per_tera_unit=price_max,
         requirements=Requirements(0, MEMORY_MIB, BOX_RATE), match_ms=match_ms, level=terms.level,
     )  # fmt: skip
+
+
+def _mounts(fetch_s: int) -> tuple[Mount, ...]:
+    """Return mounts whose preparation counts as so many seconds."""
+    size_bytes = fetch_s * BOX_RATE // TaskParameters().fetch_units_per_byte
+    return (Mount("/data", b"\xd2" * 32, size_bytes, MountForm.FILE),) if size_bytes else ()
 
 
 def ended_with(task: bytes, kind: ExitKind, lie: bytes = b"") -> ContainerEnd:

@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from tasks.custody.errors import ChunkInvalid
-from tasks.ledger import games, groups
+from tasks.ledger import checkpoints, games, groups
+from tasks.ledger.checkpoint_records import load_checkpoints, save_checkpoints
+from tasks.ledger.lifecycle import Phase
 
 __all__ = ["ALL_RULES", "WITHOUT", "Absent", "Aim", "Patch", "absent"]
 
@@ -226,9 +228,30 @@ def _nobody(*_arguments: object) -> set[bytes]:
     return set()
 
 
-def _pay_refused(case: Any, _blob: bytes) -> None:
-    """Pay a machine whose checkpoint is refused what waits, as an end does."""
+def _pay_refused(case: Any, _blob: bytes) -> bool:
+    """Pay a machine whose checkpoint is refused what waits, as after an end."""
     import_module("tasks.ledger.checkpoints").pay_what_waits(case)
+    return True
+
+
+def _pay_at_end(case: Any) -> None:
+    """Pay what waits at once as a container ends."""
+    import_module("tasks.ledger.checkpoints").pay_what_waits(case)
+
+
+_begin_as_is = checkpoints.begin_run
+
+
+def _pay_at_start(case: Any) -> None:
+    """Pay the machine before as another one starts, and forget what may be refused of it."""
+    _begin_as_is(case)
+    found = load_checkpoints(case.state, case.record.id)
+    save_checkpoints(case.state, case.record.id, checkpoints.pay_closing(case, found))
+
+
+def _prepared_at_once(case: Any) -> None:
+    """Pay a preparation with the first seconds that are metered."""
+    import_module("tasks.ledger.settlement").pay_preparation(case)
 
 
 def _with_preparation(case: Any, group: Any) -> int:
@@ -617,7 +640,25 @@ WITHOUT: Final[Mapping[str, Absent]] = {
                 Aim("idle host", {"works": 0.0, "fakes": True, "stored": "stale", "every": 4}),
                 Aim("leaving host", {"stored": "nothing", "every": 4}),
             ),
-            patches=(_of("burn_what_waits", _pay_refused, "checkpoints"),),
+            patches=(_of("refuse_stored", _pay_refused, "refusals"),),
+        ),
+        Absent(
+            "refused-end", "pay that waits is due as the container ends",
+            aims=(Aim("idle host", {"works": 0.9, "fakes": True, "stored": "real", "exits": True, "every": 4}),),
+            patches=(_of("leave_to_requester", _pay_at_end, "checkpoints"),),
+        ),
+        Absent(
+            "refused-after", "pay of a machine that has left is due as the next one starts",
+            aims=(Aim("leaving host", {"way": "names and leaves", "stored": "stale", "every": 4}),),
+            patches=(
+                _of("begin_run", _pay_at_start, "checkpoints"),
+                _of("REFUSED_IN", frozenset({Phase.RUNNING}), "refusals"),
+            ),
+        ),
+        Absent(
+            "preparation-waits", "a preparation is paid with the first seconds",
+            aims=(Aim("leaving host", {"after": 0, "way": "gives up", "stored": "nothing", "mount": 4.0}),),
+            patches=(_of("prepare_run", _prepared_at_once, "checkpoints"),),
         ),
         # Speed trials
         Absent(

@@ -35,7 +35,7 @@ def _boxed(stage: Stage, setting: Setting) -> None:
     """Have the honest requester post containers, as the setting says."""
     stage.box = BoxTerms(
         every=int(setting.get("every", 0)), looks=int(setting.get("looks", 2)), level=int(setting.get("level", 0)),
-        stays=bool(setting.get("stays", False)),
+        stays=bool(setting.get("stays", False)), mount=float(setting.get("mount", 0)),
     )  # fmt: skip
 
 
@@ -137,11 +137,21 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "leaving host",
         "leaves its containers before or after a checkpoint, or reports itself in place of leaving",
         {
-            "share": (20,), "after": (0, 1, 2, 4), "offset": (0.02, 0.5, 0.98), "way": WAYS_OUT,
-            "stored": STORES, "every": _EVERY, "stays": BOTH,
+            "share": (20,), "after": (0, 1, 2, 4), "offset": (0.0, 0.02, 0.5, 0.98), "way": WAYS_OUT,
+            "stored": STORES, "every": _EVERY, "stays": BOTH, "mount": (0.0, 4.0),
         },
         _leaving,
         baseline=_honest_box,
+        known=(
+            {
+                "share": 20, "after": 1, "offset": 0.0, "way": "names and leaves", "stored": "stale", "every": 4,
+                "stays": False, "mount": 0.0,
+            },
+            {
+                "share": 20, "after": 0, "offset": 0.98, "way": "gives up", "stored": "nothing", "every": 2,
+                "stays": False, "mount": 4.0,
+            },
+        ),
     ),
     Strategy(
         "greedy tenant",

@@ -75,7 +75,8 @@ async def test_a_task_shows_its_meter_in_each_phase_and_how_it_ended() -> None:
     first = (await seen())["meter"]
     assert first == {
         "seconds": 0, "paid": "0", "own_seconds": 0, "began_ms": None, "stop_ms": None, "until_ms": None,
-        "checkpoint": None, "checkpoint_before": None, "waiting": "0", "machines": [], "exit": None,
+        "checkpoint": None, "checkpoint_before": None, "checkpoint_begun": None, "waiting": "0", "machines": [],
+        "exit": None,
     }  # fmt: skip
     block_until(world, 2_000)
     assert [duty["action"] for duty in (await node.call("dekube_getDuties", hexed(worker)))["work"]] == ["accept"]

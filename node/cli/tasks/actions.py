@@ -22,9 +22,9 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from tasks.ledger.checkpoint_transitions import MISS_CHECKPOINT
-from tasks.ledger.checkpoints import all_of_machine
 from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.group_transitions import CANCEL_GROUP
+from tasks.ledger.refusals import all_of_machine
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
 
 __all__ = ["cancel", "demand", "refuse", "resume", "top_up"]
@@ -57,25 +57,31 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--checkpoint", type=TASK, metavar="BLOB",
-              help="The last checkpoint of its machine. Default: whatever it has stored last.")  # fmt: skip
+              help="The last checkpoint; 64 zeros for what none holds. Default: all of its machine.")  # fmt: skip
 @yes_option
 @json_option
 def refuse(session: Session, task_id: bytes, checkpoint: bytes | None, yes: bool, as_json: bool) -> None:
-    """Replace a container's machine whose last checkpoint holds no work.
+    """Refuse a container's last checkpoint, or its end, that holds no work.
 
-    The machine gets no pay that waits for a checkpoint. That pay is burned: it does not return to you. Another
-    machine goes on from the checkpoint before. "dekube task show" names checkpoints.
+    Pay that waits for it is burned: it does not return to you. Another machine goes on from a
+    checkpoint before. After the end, pay waits for one interval. A machine that stores nothing
+    is refused once its checkpoint is late. "dekube task show" names checkpoints.
 
     \b
     Example:
       dekube task refuse 0xTASK --checkpoint 0xBLOB
     """
-    what = {"does": "replaces the machine and burns the pay that waits for a checkpoint", "comes back": "nothing"}
+    what = {"does": "burns the pay that waits, and replaces the machine if it runs", "comes back": "nothing"}
     if checkpoint is None:
         with session.client() as client:
-            found = client.task(task_id)
-        checkpoint = all_of_machine(b"" if found is None or found.worker is None else found.worker)
-    _send_action(session, task_id, MISS_CHECKPOINT, [task_id, checkpoint], what, yes, as_json, only_in="running")
+            checkpoint = all_of_machine(_last_machine(client.task(task_id)))
+    _send_action(session, task_id, MISS_CHECKPOINT, [task_id, checkpoint], what, yes, as_json, is_over=None)
+
+
+def _last_machine(found: Task | None) -> bytes:
+    """Return the machine that has run a container last, or nothing: the chain refuses that."""
+    machines = (found.document.get("meter") or {}).get("machines", ()) if found is not None else ()
+    return bytes.fromhex(machines[-1]["worker"][2:]) if machines else b""
 
 
 def _cancel_group(session: Session, group: bytes, what: Mapping[str, str], yes: bool, as_json: bool) -> bool:
@@ -228,14 +234,14 @@ def _is_turned_down(record: Task) -> bool:
 
 def _send_action(
     session: Session, task_id: bytes, kind: int, payload: list[Value], what: dict[str, Any], yes: bool,
-    as_json: bool, *, only_in: str | None = None, is_over: bool = False,
+    as_json: bool, *, only_in: str | None = None, is_over: bool | None = False,
     tell: Callable[[Client, Task], None] | None = None,
 ) -> None:  # fmt: skip
     key = session.key()
     with session.client() as client:
         record = record_of(client, task_id)
         # Known beforehand: a transaction that can only fail would still cost its fee.
-        if record.has_ended and not is_over:
+        if record.has_ended and is_over is False:
             raise TransactionRefused(
                 f"task {hexed(task_id)} has ended ({record.phase}): "
                 "the command needs a task that has not ended; nothing was sent"

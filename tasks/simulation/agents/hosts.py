@@ -21,8 +21,9 @@ from tasks.spec import container_of
 
 __all__ = ["LIES", "STORES", "WAYS_OUT", "Host", "IdleHost", "LeavingHost", "QuorumFriend"]
 
-WAYS_OUT: Final = ("gives up", "silent", "reports")
-"""How a machine leaves a container: it says so, says nothing, or reports that somebody has tampered with it."""
+WAYS_OUT: Final = ("gives up", "silent", "reports", "names and leaves")
+"""How a machine leaves a container: it says so, says nothing, reports that somebody has tampered with it, or names
+a checkpoint in the same block."""
 STORES: Final = ("real", "stale", "garbage", "nothing")
 """What an idle machine names as checkpoints: what was done, the first one again, or what nobody can fetch."""
 LIES: Final = ("always", "paired", "copies")
@@ -85,6 +86,10 @@ class Host(Machine):
             case Asked.ACCEPT:
                 return [view.accept(self.address, duty)]
             case Asked.START:
+                if task not in self._prepared and self.prepares():
+                    self._prepared.add(task)
+                    units = view.job(task).inputs_bytes() * view.parameters.fetch_units_per_byte
+                    self.spent += self.costs.cost(units)
                 wanted = view.checkpoints(task).wanted
                 if wanted is not None and wanted.blob and wanted.blob not in self.off.boxes.blobs:
                     return [view.miss(self.address, task, wanted.blob)]
@@ -116,10 +121,12 @@ class Host(Machine):
         if meter.stop_ms:
             return self._stopped(view, task, meter, quorum)
         way = self.parts(view, task, run)
-        if way:
-            return self._part(view, task, way)
         most = meter.own_seconds + job.schedule.total_steps - meter.seconds
         passed_s = min((view.time_ms - meter.began_ms) // 1000, most)
+        if way == "names and leaves" and passed_s > view.checkpoints(task).covered_s:
+            return [self._store(view, task, run, passed_s), *self._part(view, task, "gives up")]
+        if way:
+            return self._part(view, task, way)
         end = self.ends(view, task, run)
         if end is not None:
             return self._end(view, task, passed_s, end, quorum)
@@ -132,11 +139,7 @@ class Host(Machine):
         plan, boxes = container_of(job).checkpoint, self.off.boxes
         wakes = [meter.own_seconds + job.tick_s]
         if plan is not None and found.covered_s + plan.every_s <= passed_s and self.names(run):
-            content = self.stores(run)
-            blob = digest(b"sim-stored", self.address + task + passed_s.to_bytes(8, "big"))
-            if content is not None:
-                boxes.blobs[blob] = content
-            return [view.store(self.address, task, passed_s, blob, STORED_BYTES)]
+            return [self._store(view, task, run, passed_s)]
         if plan is not None:
             wakes.append(found.covered_s + plan.every_s)
         ticks = (passed_s - meter.own_seconds) // job.tick_s
@@ -149,6 +152,13 @@ class Host(Machine):
             if meter.began_ms + 1000 * at > view.time_ms:
                 self.wait(meter.began_ms + 1000 * at)
         return []
+
+    def _store(self, view: View, task: bytes, run: Run, passed_s: int) -> Action:
+        content = self.stores(run)
+        blob = digest(b"sim-stored", self.address + task + passed_s.to_bytes(8, "big"))
+        if content is not None:
+            self.off.boxes.blobs[blob] = content
+        return view.store(self.address, task, passed_s, blob, STORED_BYTES)
 
     def names(self, _run: Run) -> bool:
         """Tell whether it names checkpoints."""
@@ -227,7 +237,10 @@ class IdleHost(Host):
 
 
 class LeavingHost(IdleHost):
-    """Leaves its containers a while before or after a checkpoint, or before the time that it has offered."""
+    """Leaves its containers a while before or after a checkpoint, or before the time that it has offered.
+
+    Where it stores nothing that is real, it fetches no mounts either.
+    """
 
     after = 1
     """Checkpoints after which it leaves; 0: before the first."""
@@ -237,6 +250,10 @@ class LeavingHost(IdleHost):
     works = 1.0
     exits = False
     stored = "real"
+
+    def prepares(self) -> bool:
+        """Fetch the mounts of what it means to run."""
+        return self.stored == "real"
 
     def parts(self, view: View, task: bytes, run: Run) -> str:
         """Leave at its time."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tasks.ledger.lifecycle import Phase
+from tasks.ledger.lifecycle import ENDED, Phase
+from tasks.ledger.refusals import all_of_machine
 from tasks.simulation.actions import Account, Action
 from tasks.simulation.agents.base import Requester
-from tasks.simulation.boxes import Terms
+from tasks.simulation.boxes import Terms, is_right
 from tasks.simulation.market import View
 from tasks.simulation.work import OffChain
 from tasks.spec import JobSpec, container_of
@@ -55,9 +56,31 @@ class Tenant(Requester):
     def tend(self, view: View, task: bytes) -> list[Action]:
         """Look at a container that runs, and stop it if nothing is done in it."""
         record = view.task(task)
+        if self.terms.opens and record.phase is not Phase.RUNNING and not view.quorum(task):
+            name = self._false_part(view, task)
+            if name:
+                return [view.miss(self.address, task, name)]
         if record.phase is not Phase.RUNNING or record.ending or task in self._stopped or view.quorum(task):
             return super().tend(view, task)
         return self.stop(view, task) if self.is_idle(view, task) else []
+
+    def _false_part(self, view: View, task: bytes) -> bytes:
+        """Return what it refuses of a container whose machine has left, or that has ended; or nothing."""
+        record, found = view.task(task), view.checkpoints(task)
+        if record.phase in ENDED and found.waits:
+            is_false = record.phase is Phase.SETTLED and not is_right(view.state, task)
+            return all_of_machine(found.last) if is_false else b""
+        if record.phase is not Phase.DEGRADED or found.latest is None or not found.closing:
+            return b""
+        run, held_s = self.off.boxes.runs[task], self.off.boxes.blobs.get(found.latest.blob, 0.0)
+        if self._opened.get(task, (0, 0, 0.0))[:2] == (run.began_ms, found.covered_s):
+            return b""
+        began_ms, covered_s, content_s = self._opened.get(task, (0, 0, 0.0))
+        if began_ms != run.began_ms:
+            covered_s, content_s = 0, run.base_s
+        wanted_s = min(found.covered_s - covered_s, self.off.boxes.needs_s[task] - content_s)
+        self._opened[task] = run.began_ms, found.covered_s, held_s
+        return found.latest.blob if held_s - content_s < LEAST_PART * wanted_s else b""
 
     def is_idle(self, view: View, task: bytes) -> bool:
         """Tell whether a look shows that a container does not do the work of its time."""
@@ -85,11 +108,11 @@ class Tenant(Requester):
 
     def _is_badly_stored(self, view: View, task: bytes) -> bool:
         """Open what is named: it has the work of its seconds, and comes in time."""
-        plan, job, boxes = container_of(view.job(task)).checkpoint, view.job(task), self.off.boxes
+        plan, boxes = container_of(view.job(task)).checkpoint, self.off.boxes
         if plan is None:
             return False
         found, run = view.checkpoints(task), boxes.runs[task]
-        late_ms = run.began_ms + 1000 * (found.covered_s + plan.every_s + job.tick_s)
+        late_ms = self._late_ms(view, task)
         if view.time_ms > late_ms:
             return True
         self._wakes.add(late_ms + 1)
@@ -103,12 +126,29 @@ class Tenant(Requester):
         wanted_s = min(found.covered_s - covered_s, boxes.needs_s[task] - content_s)
         return held_s - content_s < LEAST_PART * wanted_s
 
+    def _late_ms(self, view: View, task: bytes) -> int:
+        job = view.job(task)
+        plan = container_of(job).checkpoint
+        every_s = 0 if plan is None else plan.every_s
+        return view.meter_of(task).began_ms + 1000 * (view.checkpoints(task).covered_s + every_s + job.tick_s)
+
     def stop(self, view: View, task: bytes) -> list[Action]:
         """Refuse what is stored, so that another machine goes on; or end the container and post the job again."""
         if container_of(view.job(task)).checkpoint is not None:
-            found = view.checkpoints(task)
-            named = found.latest.blob if found.latest is not None and found.covered_s else bytes(32)
-            return [view.miss(self.address, task, named)]
+            found, boxes = view.checkpoints(task), self.off.boxes
+            late_ms = self._late_ms(view, task)
+            if found.covered_s:
+                held_s = boxes.blobs.get(found.latest.blob, 0.0) if found.latest is not None else 0.0
+                # Where the last one has its work the machine is late with the next.
+                is_late = held_s - boxes.runs[task].base_s >= LEAST_PART * min(
+                    found.covered_s, boxes.needs_s[task] - boxes.runs[task].base_s
+                )
+                if not is_late:
+                    return [view.miss(self.address, task, all_of_machine(found.last))]
+            if view.time_ms < late_ms:
+                self._wakes.add(late_ms)
+                return []
+            return [view.miss(self.address, task, bytes(32))]
         self._stopped.add(task)
         if self._reposts:
             self._reposts -= 1

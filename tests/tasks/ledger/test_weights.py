@@ -335,7 +335,9 @@ def play_containers() -> None:
     assert containers.miss(world, other, task, b"\2" * 32) is None
     assert world.send(other, transitions.START_TASK, [task, b"m" * 32]) is None
     assert containers.store(world, other, task, 1, b"\3" * 32) == "meter_ahead"
-    assert world.send(REQUESTER, checkpoint_transitions.MISS_CHECKPOINT, [task, bytes(32)]) is None
+    world.block(61_000)
+    assert containers.store(world, other, task, 61, b"\3" * 32) is None
+    assert world.send(REQUESTER, checkpoint_transitions.MISS_CHECKPOINT, [task, b"\3" * 32]) is None
     containers.host(world, 3)
     task, worker = containers.started(world)
     assert world.send(worker, tampering.REPORT_TAMPERING, [task, 1]) is None

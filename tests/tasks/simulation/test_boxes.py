@@ -9,6 +9,7 @@ import pytest
 from tasks.simulation.boxes import Terms
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB
+from tasks.simulation.rules import WITHOUT
 from tasks.simulation.stage import Conditions, Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES
 from tasks.simulation.strategies_boxes import boxed
@@ -96,3 +97,19 @@ def test_what_others_sealed_or_revealed_earns_nothing() -> None:
         found, honest = pair("quorum copier", {"share": 20, "lies": "copies", "waits": waits})
         assert found.profit < honest.profit and found.forged_windows_paid == 0
         assert found.honest_loss == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "strategy", "setting"),
+    [
+        ("refused-after", "leaving host", {**LEAVES, "offset": 0.0, "way": "names and leaves", "stored": "stale"}),
+        ("refused-end", "idle host", {**IDLE, "works": 0.9, "stored": "real"}),
+    ],
+)
+def test_what_cheating_hosts_gain_comes_from_an_absent_rule(rule: str, strategy: str, setting: Setting) -> None:
+    cast = BY_NAME[strategy].cast
+    assert cast is not None
+    found = play(cast, setting, 0, conditions=SMALL)
+    without = play(cast, setting, 0, WITHOUT[rule], conditions=SMALL)
+    assert found.profit < without.profit - SMALL.window_price // 20
+    assert found.tasks_failed == 0
