@@ -215,16 +215,16 @@ class ContainerCheckpoints:
         """Tell whether a checkpoint lies ready for the start of a task's container, or has been put into it."""
         return (self._backend.folder(task) / RESTORED).is_dir()
 
-    def wants(self, task: bytes) -> bool:
-        """Tell whether a task's container begins with a checkpoint."""
+    def size_bytes(self, task: bytes) -> int:
+        """Return the bytes of the checkpoint that a task's container begins with, 0 without one."""
         wanted = load_checkpoints(self._ledger.store, task).wanted
-        return wanted is not None and bool(wanted.blob)
+        return 0 if wanted is None else wanted.size_bytes
 
     async def bring(self, task: bytes, *, may_miss: bool) -> None:
         """Fetch and unpack the checkpoint that a container begins with.
 
-        One that nobody serves, or that is no folder, is missed on chain while that is possible (R105).
-        Raises InputUnavailable.
+        One that nobody serves, or that is no folder which fits its disk (R149), is missed on chain while that is
+        possible (R105). Raises InputUnavailable, and OSError where this machine has no room for it.
         """
         place = self._backend.folder(task) / RESTORED
         while True:
@@ -233,8 +233,12 @@ class ContainerCheckpoints:
             wanted = found.wanted
             if wanted is None or not wanted.blob:
                 return
+            # It has its name when it is whole: a node that is killed meanwhile must not start with half of it.
+            made = place.with_name(f"{RESTORED}.new")
+            await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
             try:
-                await self._fetch(task, wanted, place)
+                await self._fetch(task, wanted, made)
+                await trio.to_thread.run_sync(made.rename, place)
             except (InputUnavailable, ArchiveInvalid, StreamInvalid) as error:
                 if not may_miss:
                     raise InputUnavailable(f"the checkpoint: {error}") from None
@@ -250,14 +254,15 @@ class ContainerCheckpoints:
             lambda: self._inputs.peers(wanted.worker, requester, *self._inputs.keepers(task)), tries=FETCH_TRIES
         )
         await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
-        key = await self._seals.checkpoint_key(task, container_of(load_spec(self._ledger.store, task)))
-        await trio.to_thread.run_sync(self._open, wanted, place, key)
+        part = container_of(load_spec(self._ledger.store, task))
+        key = await self._seals.checkpoint_key(task, part)
+        await trio.to_thread.run_sync(self._open, wanted, place, key, part.storage.disk_mib << 20)
 
-    def _open(self, wanted: Stored, place: Path, key: RunKey | None) -> None:
+    def _open(self, wanted: Stored, place: Path, key: RunKey | None, disk_limit_bytes: int) -> None:
         """Unpack a checkpoint. Raises StreamInvalid, ArchiveInvalid, OSError."""
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if key is not None:
-            key.open(self._blobs.path(wanted.blob), place, wanted.size_bytes)
+            key.open(self._blobs.path(wanted.blob), place, wanted.size_bytes, disk_limit_bytes)
             return
         with self._blobs.path(wanted.blob).open("rb") as file:
-            unpack(file, place, limit_bytes=wanted.size_bytes)
+            unpack(file, place, limit_bytes=wanted.size_bytes, disk_limit_bytes=disk_limit_bytes)

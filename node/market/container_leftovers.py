@@ -15,7 +15,7 @@ from tasks.kinds.container import ContainerPart
 from tasks.ledger.records import load_spec
 from tasks.spec import container_of
 
-__all__ = ["has_secrets", "remove_container", "remove_packed", "wait_left_over", "wipe_private"]
+__all__ = ["clear_folder", "has_secrets", "remove_container", "remove_packed", "wait_left_over", "wipe_private"]
 
 LOOK_S: Final = 5.0
 """Between two looks for folders that nothing needs."""
@@ -40,6 +40,13 @@ async def remove_container(backend: ContainerBackend, task: bytes, part: Contain
         await backend.wipe(task)
     else:
         await backend.remove(task)
+
+
+async def clear_folder(backend: ContainerBackend, task: bytes, part: ContainerPart) -> None:
+    """Remove what an earlier life of the node has prepared for a container that did not begin."""
+    if part.is_private and backend.folder(task).exists():
+        await backend.wipe(task)
+    await backend.clear(task)
 
 
 async def wipe_private(backend: ContainerBackend, state: Reader, tasks: Collection[bytes]) -> None:

@@ -91,7 +91,7 @@ class RunKey(NamedTuple):
             for piece in seal_checkpoint(self.key, self.run, salt, _pieces(source)):
                 target.write(piece)
 
-    def open(self, sealed: Path, place: Path, limit_bytes: int) -> None:
+    def open(self, sealed: Path, place: Path, limit_bytes: int, disk_limit_bytes: int) -> None:
         """Unpack a sealed checkpoint to ``place``. Blocking. Raises StreamInvalid, ArchiveInvalid, OSError."""
         packed = place.with_name(f"{place.name}.tar")
         try:
@@ -99,7 +99,7 @@ class RunKey(NamedTuple):
                 for piece in open_checkpoint(self.key, self.run, _pieces(source)):
                     target.write(piece)
             with packed.open("rb") as file:
-                unpack(file, place, limit_bytes=limit_bytes)
+                unpack(file, place, limit_bytes=limit_bytes, disk_limit_bytes=disk_limit_bytes)
         finally:
             packed.unlink(missing_ok=True)
 

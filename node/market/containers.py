@@ -29,6 +29,7 @@ from node.market.container_egress import ContainerEgress
 from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_images import ContainerImages
 from node.market.container_leftovers import (
+    clear_folder,
     has_secrets,
     remove_container,
     remove_packed,
@@ -59,6 +60,7 @@ from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets
 from tasks.executor.containers.backend import ContainerBackend, End, Ended, EngineFacts, Look
+from tasks.executor.containers.disks import image_bytes
 from tasks.executor.containers.errors import (
     ContainerRefused,
     DigestMismatch,
@@ -177,6 +179,8 @@ class Containers:
         )  # fmt: skip
         self._left_over = trio.Event()
         """Something is left to remove."""
+        self._ready: set[bytes] = set()
+        """Tasks whose inputs and disk this process has made, and whose container has not begun since."""
         self._at_work: frozenset[bytes] = frozenset()
         self.sealed = 0
         """Results that were sealed for a comparison, since the start of the node, ..."""
@@ -313,7 +317,7 @@ class Containers:
                     raise ContainerRefused("this cluster isolates no container, and the task does not allow that")
                 lack = await self.offers.lack(task, request)
                 why = self._lack_of_room(task, spec, facts.gpus) if lack is None else lack
-                why = why or await trio.to_thread.run_sync(self._lack, spec, request)
+                why = why or await trio.to_thread.run_sync(self._lack, task, spec, request)
                 if not why:
                     # Told as an input that cannot be fetched: whose fault it is nobody can show.
                     why, reason = await self._seals.lack_of_key(task), Reason.INPUT_UNAVAILABLE
@@ -337,18 +341,19 @@ class Containers:
         taken = (wanted_by(load_spec(store, other)) for other in others)
         return lack_of_room(room._replace(gpus=min(room.gpus, gpus)), taken, wanted_by(spec))
 
-    def _lack(self, spec: JobSpec, request: ContainerRequest) -> str:
-        part = container_of(spec)
+    def _lack(self, task: bytes, spec: JobSpec, request: ContainerRequest) -> str:
+        part, restored_bytes = container_of(spec), self.checkpoints.size_bytes(task)
         memory, free = available_memory_bytes(), shutil.disk_usage(self._folder).free - DISK_SPARE_BYTES
         here = self._backend.is_local  # else memory and disk are those of other machines: the back end checks them
-        needed = 2 * part.inputs_bytes + request.limits.output_bytes + here * (request.limits.disk_mib << 20)
+        kept_bytes = part.inputs_bytes + request.limits.output_bytes + restored_bytes + request.checkpoint_bytes
+        needed = kept_bytes + part.inputs_bytes + restored_bytes + here * image_bytes(request.limits.disk_mib)
         fees = self._wallet.cost_of(
             ACCEPT_TASK, START_TASK, FINISH_TASK, *min(spec.windows, TRANSACTIONS_MIN) * (METER_TASK,)
         )
         there = balance_of(self._ledger.store, self._wallet.address)
         for name, wanted, has in (
             ("memory", here * (request.limits.memory_mib << 20), memory), ("disk", needed, free),
-            ("room for blobs", part.inputs_bytes + request.limits.output_bytes, self._blobs.budget_bytes),
+            ("room for blobs", kept_bytes, self._blobs.budget_bytes),
             ("funds", fees, there),
         ):  # fmt: skip
             if wanted > has:
@@ -400,13 +405,16 @@ class Containers:
         live.stage = "pulling"
         await self._images.bring(task, container_of(spec), request, supply, live)
         live.stage = "inputs"
-        await self._backend.clear(task)
+        self._ready.discard(task)
+        await clear_folder(self._backend, task, container_of(spec))
         for number, mount in enumerate(container_of(spec).storage.mounts):
             await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
             key = await self._seals.mount_key(task, number, mount)
             place, source = self._backend.input_path(task, number), self._blobs.path(mount.blob)
             await trio.to_thread.run_sync(put_mount, source, place, mount, key)
         await self.checkpoints.bring(task, may_miss=may_miss)
+        await self._backend.make_disk(task, request)
+        self._ready.add(task)
 
     async def _request(self, task: bytes, spec: JobSpec, seconds_left: int) -> ContainerRequest:
         """Return the container of a task, with its secrets. Raises InputUnavailable, SecretsInvalid."""
@@ -522,11 +530,10 @@ class Containers:
             await self._give_up(task, Reason.WORKER_LEFT, "the container is gone from the engine")
         else:
             await trio.to_thread.run_sync(self._files.put, task, ContainerNote())
-            places = [self._backend.input_path(task, number) for number, _ in enumerate(request.mounts)]
-            if not all(place.exists() for place in places) or await self._images.is_missing(request):
-                await self._bring(task, spec, may_miss=False)  # an earlier start failed
-            elif self.checkpoints.wants(task) and not self.checkpoints.is_restored(task):
-                await self.checkpoints.bring(task, may_miss=False)
+            # An earlier start failed, the node was killed meanwhile, or the image is gone.
+            if task not in self._ready or await self._images.is_missing(request):
+                await self._bring(task, spec, may_miss=False)
+            self._ready.discard(task)
             try:
                 request = replace(request, is_resumed=self.checkpoints.is_restored(task))
                 await self._backend.start(task, request)

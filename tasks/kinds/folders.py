@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
+from tasks.kinds.disk_room import ENTRIES_MAX, disk_bytes
 from tasks.kinds.tar_heads import ArchiveInvalid, HeadReader
 
 __all__ = ["ENTRIES_MAX", "ArchiveInvalid", "pack", "pack_to", "unpack"]
 
-ENTRIES_MAX: Final = 65_536
 DEPTH_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 4096
@@ -119,13 +119,21 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
-def unpack(file: IO[bytes], to: Path, *, limit_bytes: int, note: Callable[[str], None] | None = None) -> int:
+def unpack(
+    file: IO[bytes], to: Path, *, limit_bytes: int, disk_limit_bytes: int | None = None,
+    note: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
     """Write what an archive has into the new or empty folder ``to``; return the number of files.
 
     All entries are checked before the first is written. Files are made anew, readable and never run as another
-    user; a path never leaves ``to``. ``note`` gets the path of each file. Raises ArchiveInvalid, OSError.
+    user; a path never leaves ``to``. They take ``disk_limit_bytes`` of a disk at most (``disk_bytes``). ``note``
+    gets the path of each file. Raises ArchiveInvalid, OSError.
     """
     entries = _checked(file, limit_bytes)
+    if disk_limit_bytes is not None:
+        needed = disk_bytes(1 if entry.isdir() else entry.size for _, _, entry in entries)
+        if needed > disk_limit_bytes:
+            raise ArchiveInvalid(f"{needed} bytes on a disk, at most {disk_limit_bytes}")
     to.mkdir(parents=True, exist_ok=True)
     if any(to.iterdir()):
         raise ArchiveInvalid(f"{to}: a new or empty folder expected")

@@ -257,6 +257,14 @@ class ContainerBackend(Protocol):
         """
         ...
 
+    async def make_disk(self, task: bytes, request: ContainerRequest) -> None:
+        """Make the disk of a container whose image and inputs are here, with what lies in ``RESTORED``.
+
+        So a machine knows before the start that it has room. ``start`` makes a disk that was not made.
+        Raises NoRoom, OSError, DigestMismatch, EngineUnavailable.
+        """
+        ...
+
     async def start(self, task: bytes, request: ContainerRequest) -> None:
         """Make the container and start it. If it raises, nothing is left of the container.
 

@@ -15,8 +15,9 @@ from typing import Final
 from tasks.executor.containers.errors import NoRoom
 from tasks.executor.containers.outputs import DEPTH_MAX, FILES_MAX, is_unfinished
 from tasks.executor.containers.request import RESTORED
+from tasks.kinds.disk_room import BLOCK_BYTES
 
-__all__ = ["MARKER", "ContainerDisk", "folder_state", "missing_for_disks"]
+__all__ = ["MARKER", "ContainerDisk", "folder_state", "image_bytes", "missing_for_disks"]
 
 MARKER: Final = "scratch/.dekube-disk"
 SECRETS_TMPFS_BYTES: Final = 1 << 20
@@ -24,6 +25,20 @@ SECRETS_INODES: Final = 256
 _COMMAND_S: Final = 120
 WIPE_S: Final = 300.0
 WIPE_BYTES: Final = 4 << 20
+_MIB: Final = 1 << 20
+SMALL_MIB: Final = 512
+"""A disk below that may have a file for each ``SMALL_FILE_BYTES``, others for each ``USUAL_FILE_BYTES``."""
+SMALL_FILE_BYTES: Final = 4_096
+USUAL_FILE_BYTES: Final = 16_384
+INODE_BYTES: Final = 256
+OWN_INODES: Final = 256
+"""What the file system and the folders that each container has take, and what a count is rounded down by."""
+TABLES_SHARE: Final = 256
+TABLES_BYTES: Final = 1 << 20
+"""Maps of the file system: so much, and one part in ``TABLES_SHARE``."""
+HELD_SHARE: Final = 50
+HELD_BLOCKS: Final = 4_096
+"""The kernel holds one part in ``HELD_SHARE`` of all blocks back for itself, so many at most."""
 _FULL_SHARE: Final = 200
 """A file system with less than this part of its blocks free counts as full."""
 
@@ -42,6 +57,20 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
 
 
+def inodes_of(size_mib: int, entries: int = 0) -> int:
+    """Return how many files and folders a disk holds: as many as is usual for its size, and ``entries`` more."""
+    usual_bytes = SMALL_FILE_BYTES if size_mib < SMALL_MIB else USUAL_FILE_BYTES
+    return (size_mib << 20) // usual_bytes + entries + OWN_INODES
+
+
+def image_bytes(size_mib: int, entries: int = 0) -> int:
+    """Return the bytes of a disk that has ``size_mib`` for a container, and files beside those that are usual."""
+    needed = (size_mib << 20) + inodes_of(size_mib, entries) * INODE_BYTES + TABLES_BYTES
+    needed += needed // TABLES_SHARE
+    needed += min(needed // HELD_SHARE + _MIB, HELD_BLOCKS * BLOCK_BYTES)
+    return -(-needed // _MIB) * _MIB
+
+
 class ContainerDisk:
     """The folder of one container: ``disk.img``, where it is mounted, and the inputs. Every call blocks."""
 
@@ -55,17 +84,26 @@ class ContainerDisk:
         return self.folder / "inputs" / str(number)
 
     def make(self, size_mib: int, folders: Mapping[str, int]) -> None:
-        """Make and mount it, with ``folders`` and their modes. Raises NoRoom or OSError."""
+        """Make and mount it, with ``folders`` and their modes, and room for what lies ready to be restored.
+
+        Of its bytes ``size_mib`` are the container's: what the file system itself takes comes on top.
+        Raises NoRoom or OSError.
+        """
+        entries = sum(1 for _ in (self.folder / RESTORED).rglob("*"))
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.unmount()
         self.root.mkdir(mode=0o755, exist_ok=True)
         with self._file.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
             try:
-                os.posix_fallocate(file.fileno(), 0, size_mib << 20)
+                os.posix_fallocate(file.fileno(), 0, image_bytes(size_mib, entries))
             except OSError as error:
                 raise NoRoom(f"a disk of {size_mib} MiB: {error.strerror}") from None
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", str(self._file))
+        inodes = inodes_of(size_mib, entries)
+        _run(
+            "mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode", "-E", "nodiscard",
+            "-b", str(BLOCK_BYTES), "-I", str(INODE_BYTES), "-N", str(inodes), str(self._file),
+        )  # fmt: skip
         _run("mount", "-t", "ext4", "-o", "loop,nosuid,nodev,noatime", str(self._file), str(self.root))
         (self.root / "lost+found").rmdir()
         for name, mode in folders.items():
@@ -73,10 +111,10 @@ class ContainerDisk:
             (self.root / name).chmod(mode)
         (self.root / MARKER).write_bytes(b"")
 
-    def restore(self, name: str, user: int) -> None:
+    def restore(self, name: str, user: int, *, wipes: bool = False) -> None:
         """Fill the folder ``name`` of the disk with what lies ready for it, as ``user`` could have written it.
 
-        Raises NoRoom or OSError.
+        With ``wipes`` what lay ready is overwritten then. Raises NoRoom or OSError.
         """
         source, place = self.folder / RESTORED, self.root / name
         if not source.is_dir():
@@ -91,6 +129,8 @@ class ContainerDisk:
             os.chown(inner, user, user)
             # With a user namespace that user has another number outside: everybody in the container may write.
             inner.chmod(0o777 if is_program else 0o666)
+        if wipes:
+            overwrite(sorted(source.rglob("*")))
         shutil.rmtree(source)
         source.mkdir()  # it tells later that the container began with a checkpoint
 

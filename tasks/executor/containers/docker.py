@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from tasks.executor.containers.backend import Collected, End, Ended, EngineFacts, Look, OnLook, OnPull, Usage
-from tasks.executor.containers.disks import MARKER, ContainerDisk, folder_state, missing_for_disks
+from tasks.executor.containers.disks import MARKER, ContainerDisk, folder_state, image_bytes, missing_for_disks
 from tasks.executor.containers.egress.entering import listen_in_container, start_and_listen, why_not_entered
 from tasks.executor.containers.engine import Engine, RegistryLogin
 from tasks.executor.containers.errors import (
@@ -137,10 +137,13 @@ class DockerBackend:
             self._engine, node, folder / "images", logins or {}, bytes_max=options.image_gib * _GIB,
             kept_bytes_max=options.disk_gib * _GIB // 2,
         )  # fmt: skip
+        self._disks_bytes_max = options.disk_gib * _GIB // 2
         self._facts: EngineFacts | None = None
         self._why: dict[bytes, End] = {}
         self._choosing_gpus = trio.Lock()
         self._began_ns: dict[bytes, int] = {}
+        self._made: set[bytes] = set()
+        """Tasks whose disk was made, and that were not started since."""
         self._listening: dict[bytes, socket.socket] = {}
         """Sockets in the networks of containers that nobody has taken yet."""
 
@@ -167,6 +170,7 @@ class DockerBackend:
 
     async def clear(self, task: bytes) -> None:
         """Remove the folder of a task (``ContainerBackend``)."""
+        self._made.discard(task)
         await trio.to_thread.run_sync(self.disk(task).remove)
 
     def socket_folder(self, task: bytes) -> Path:
@@ -191,6 +195,12 @@ class DockerBackend:
 
     async def check(self, request: ContainerRequest) -> EngineFacts:
         """Return the engine's facts, or raise (``ContainerBackend``)."""
+        facts = await self._allowed(request)
+        await trio.to_thread.run_sync(_check_room, self._folder, self._disks_bytes_max, request)
+        return facts
+
+    async def _allowed(self, request: ContainerRequest) -> EngineFacts:
+        """Return the engine's facts. Raises ContainerRefused for a container that may not run here."""
         facts = await self._granted()
         if not self._options.allows(request.image.repository):
             raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
@@ -209,7 +219,6 @@ class DockerBackend:
         for entry in request.egress:
             if not is_covered(entry, self._options.egress):
                 raise ContainerRefused(f"egress: this machine's owner does not let containers reach {entry}")
-        await trio.to_thread.run_sync(_check_room, request, self._folder, self._options.disk_gib * _GIB // 2)
         return facts
 
     # Its life
@@ -238,30 +247,37 @@ class DockerBackend:
         facts = await self.check(request)
         await self._images.load(request, archive, facts.root)
 
+    async def make_disk(self, task: bytes, request: ContainerRequest) -> None:
+        """Make the disk of a container (``ContainerBackend``)."""
+        facts, disk = await self._allowed(request), self.disk(task)
+        image = await _image_of(self._images, request, facts)
+        check = partial(_check_room, self._folder, self._disks_bytes_max, request, disk.folder)
+        await trio.to_thread.run_sync(check)
+        await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
+        if request.checkpoint_path:
+            restore = partial(disk.restore, CHECKPOINT_FOLDER, request.user, wipes=request.is_private)
+            await trio.to_thread.run_sync(restore)
+        self._made.add(task)
+
     async def start(self, task: bytes, request: ContainerRequest) -> None:
         """Make the container and start it (``ContainerBackend``)."""
-        facts = await self.check(request)
-        image = await self._images.find(request)
-        if image is None and request.secrets.login is not None:  # another task with a login had it removed
-            image = await self._images.bring(request, facts.root, lambda _progress: None)
-        if image is None:
-            raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
-        disk = self.disk(task)
+        facts, disk = await self._allowed(request), self.disk(task)
+        image = await _image_of(self._images, request, facts)
         await self._remove_container(task)  # one that was made and never started, of an earlier life of the node
         started = False
         self._began_ns[task] = time.time_ns()
         try:
             await trio.to_thread.run_sync(make_socket_folder, self.socket_folder(task))
-            await trio.to_thread.run_sync(disk.make, request.limits.disk_mib, disk_folders(request, image))
-            if request.checkpoint_path:
-                await trio.to_thread.run_sync(disk.restore, CHECKPOINT_FOLDER, request.user)
+            if task not in self._made:
+                await self.make_disk(task, request)
+            self._made.discard(task)
             if request.secrets.files:
                 await trio.to_thread.run_sync(disk.put_secrets, request.secrets.files)
             async with self._choosing_gpus:  # from the choice until the container has their label
                 gpus = await self._free_gpus(request.limits.gpus)
                 body = self._order(task, request, image, facts, gpus)
                 made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
-            await self._compare(str(made["Id"]), body)
+            await _compare(self._engine, str(made["Id"]), body)
             started = True  # where the node goes down now, its next life finds the container
             try:
                 if request.egress:
@@ -278,7 +294,7 @@ class DockerBackend:
         finally:
             if not started:
                 with trio.CancelScope(shield=True):
-                    await self.remove(task)
+                    await (self.wipe(task) if request.is_private else self.remove(task))
         _log.info("a container runs", task=task, image=request.image.reference)
 
     async def proxy_socket(self, task: bytes) -> socket.socket:
@@ -301,16 +317,6 @@ class DockerBackend:
             {LABEL_NODE: self._node.hex(), LABEL_TASK: task.hex(), LABEL_GPUS: ",".join(gpus)}, gpus,
             has_init=facts.has_init,
         )  # fmt: skip
-
-    async def _compare(self, container: str, body: Mapping[str, Any]) -> None:
-        """Compare settings and disk with the order, before the start. Raises SettingsDiffer."""
-        check_settings(body, await self._engine.get(f"/containers/{container}/json"))
-        try:
-            await self._engine.stat(container, f"{SCRATCH_PATH}/{Path(MARKER).name}")
-        except EngineError as error:
-            raise SettingsDiffer(
-                f"the engine does not see the disk that this node mounted; do they share mounts? {error}"
-            ) from None
 
     async def running(self) -> frozenset[bytes]:
         """Return the tasks that have a container of this node (``ContainerBackend``)."""
@@ -474,6 +480,7 @@ class DockerBackend:
             listening.close()
         self._why.pop(task, None)
         self._began_ns.pop(task, None)
+        self._made.discard(task)
 
     # What it leaves
 
@@ -491,9 +498,10 @@ class DockerBackend:
         if not request.output_path:
             return Collected(tail.contents(), None)
         try:
-            outputs = await self._packed(
-                str(found["Id"]), request.output_path, Path(packed), request.limits.output_bytes
-            )
+            outputs = await _packed(
+                self._engine, self._folder, str(found["Id"]), request.output_path, Path(packed),
+                request.limits.output_bytes,
+            )  # fmt: skip
         except BadOutputs as error:
             return Collected(tail.contents(), None, str(error))
         return Collected(tail.contents(), outputs)
@@ -509,9 +517,9 @@ class DockerBackend:
             outputs: Outputs | None = None
             why: BadOutputs | FolderChanges | None = None
             try:
-                outputs = await self._packed(
-                    str(found["Id"]), request.checkpoint_path, Path(packed), request.checkpoint_bytes,
-                    leaves_unfinished=True,
+                outputs = await _packed(
+                    self._engine, self._folder, str(found["Id"]), request.checkpoint_path, Path(packed),
+                    request.checkpoint_bytes, disk_limit_bytes=request.limits.disk_mib << 20,
                 )  # fmt: skip
             except BadOutputs as error:
                 why = error
@@ -523,22 +531,6 @@ class DockerBackend:
                     raise why
                 return outputs
         raise FolderChanges(f"it changed each time that it was read, {SNAPSHOT_TRIES} times")
-
-    async def _packed(
-        self, container: str, path: str, packed: Path, limit: int, *, leaves_unfinished: bool = False
-    ) -> Outputs:
-        """Pack a folder of a container. What is left out may be as large again as what is not."""
-        size, most = 0, archive_limit(2 * limit if leaves_unfinished else limit)
-        with tempfile.TemporaryFile(dir=self._folder) as archive:
-            async with aclosing(self._engine.archive(container, path)) as parts:
-                async for data in parts:
-                    size += len(data)
-                    if size > most:
-                        raise BadOutputs(f"{path}: more than {limit} bytes")
-                    await trio.to_thread.run_sync(archive.write, data)
-            archive.seek(0)
-            pack = partial(pack_file, leaves_unfinished=leaves_unfinished)
-            return await trio.to_thread.run_sync(pack, archive, packed, limit)
 
     async def remove(self, task: bytes) -> None:
         """Remove the container and its disk, in any state (``ContainerBackend``)."""
@@ -573,13 +565,55 @@ class DockerBackend:
         return removed
 
 
-def _check_room(request: ContainerRequest, folder: Path, limit_bytes: int) -> None:
-    """Raise NoRoom if disk and inputs of a container exceed what the operator lends."""
-    inputs = sum(mount.size_bytes for mount in request.mounts)
-    wanted = (request.limits.disk_mib << 20) + inputs
-    taken = sum(file.stat().st_size for file in folder.glob("*/disk.img"))
-    if wanted + taken > limit_bytes:
-        raise NoRoom(f"{wanted} bytes needed, {max(0, limit_bytes - taken)} of the operator's limit are left")
+async def _compare(engine: Engine, container: str, body: Mapping[str, Any]) -> None:
+    """Compare settings and disk with the order, before the start. Raises SettingsDiffer."""
+    check_settings(body, await engine.get(f"/containers/{container}/json"))
+    try:
+        await engine.stat(container, f"{SCRATCH_PATH}/{Path(MARKER).name}")
+    except EngineError as error:
+        raise SettingsDiffer(
+            f"the engine does not see the disk that this node mounted; do they share mounts? {error}"
+        ) from None
+
+
+async def _packed(
+    engine: Engine, folder: Path, container: str, path: str, packed: Path, limit: int, *,
+    disk_limit_bytes: int | None = None,
+) -> Outputs:  # fmt: skip
+    """Pack the outputs of a container, or a checkpoint, which ``disk_limit_bytes`` of a disk have to hold.
+
+    What a checkpoint leaves out, as it is still written, may be as large again as what it does not.
+    """
+    leaves_unfinished = disk_limit_bytes is not None
+    size, most = 0, archive_limit(2 * limit if leaves_unfinished else limit)
+    with tempfile.TemporaryFile(dir=folder) as archive:
+        async with aclosing(engine.archive(container, path)) as parts:
+            async for data in parts:
+                size += len(data)
+                if size > most:
+                    raise BadOutputs(f"{path}: more than {limit} bytes")
+                await trio.to_thread.run_sync(archive.write, data)
+        archive.seek(0)
+        pack = partial(pack_file, leaves_unfinished=leaves_unfinished, disk_limit_bytes=disk_limit_bytes)
+        return await trio.to_thread.run_sync(pack, archive, packed, limit)
+
+
+async def _image_of(images: Images, request: ContainerRequest, facts: EngineFacts) -> ImageFacts:
+    image = await images.find(request)
+    if image is None and request.secrets.login is not None:  # another task with a login had it removed
+        image = await images.bring(request, facts.root, lambda _progress: None)
+    if image is None:
+        raise DigestMismatch(f"{request.image.reference}: the engine no longer has the image")
+    return image
+
+
+def _check_room(folder: Path, bytes_max: int, request: ContainerRequest, own: Path | None = None) -> None:
+    """Raise NoRoom unless the operator's limit has room beside the disks in other folders than ``own``."""
+    wanted = image_bytes(request.limits.disk_mib) + sum(mount.size_bytes for mount in request.mounts)
+    disks = (file for file in folder.glob("*/disk.img") if file.parent != own)
+    taken = sum(file.stat().st_size for file in disks)
+    if wanted + taken > bytes_max:
+        raise NoRoom(f"{wanted} bytes needed, {max(0, bytes_max - taken)} of the operator's limit are left")
 
 
 def make_socket_folder(folder: Path) -> None:

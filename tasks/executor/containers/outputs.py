@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tasks.executor.containers.errors import BadOutputs
+from tasks.kinds.disk_room import disk_bytes
 
 __all__ = [
     "ARCHIVE_SPARE_BYTES",
@@ -49,17 +50,22 @@ def archive_limit(output_bytes: int) -> int:
 
 
 def pack_outputs(
-    archive: IO[bytes], packed: IO[bytes], output_bytes: int, *, leaves_unfinished: bool = False
-) -> Outputs:
+    archive: IO[bytes], packed: IO[bytes], output_bytes: int, *, leaves_unfinished: bool = False,
+    disk_limit_bytes: int | None = None,
+) -> Outputs:  # fmt: skip
     """Write the plain files and folders of ``archive`` to ``packed``, at most ``output_bytes`` with headers.
 
     Names are sorted; owner, times and modes say nothing of the machine. Every name is relative and without dots. A
     link is left out, for it could name a file of the machine that unpacks. ``leaves_unfinished``: files that are
-    still written are left out too, by their names (``UNFINISHED``). Raises BadOutputs.
+    still written are left out too, by their names (``UNFINISHED``). What is to be restored takes
+    ``disk_limit_bytes`` of a disk at most, on each machine. Raises BadOutputs.
     """
     try:
         with tarfile.open(fileobj=archive, mode="r:") as source:
             members, left_out = _plain_members(source, output_bytes, leaves_unfinished=leaves_unfinished)
+            needed = disk_bytes(member.size if member.isreg() else 1 for member in members.values())
+            if disk_limit_bytes is not None and needed > disk_limit_bytes:
+                raise BadOutputs(f"{needed} bytes on the disk that restores it, at most {disk_limit_bytes}")
             counted = _Counted(packed, output_bytes)
             with tarfile.open(fileobj=counted, mode="w", format=tarfile.PAX_FORMAT) as target:  # type: ignore[call-overload]
                 for name in sorted(members):
@@ -70,11 +76,16 @@ def pack_outputs(
     return Outputs(files, counted.written, tuple(left_out[:16]), len(left_out))
 
 
-def pack_file(archive: IO[bytes], packed: Path, output_bytes: int, *, leaves_unfinished: bool = False) -> Outputs:
+def pack_file(
+    archive: IO[bytes], packed: Path, output_bytes: int, *, leaves_unfinished: bool = False,
+    disk_limit_bytes: int | None = None,
+) -> Outputs:  # fmt: skip
     """Write the tar to a path that only this user may read (``pack_outputs``); it is removed if that fails."""
     with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         try:
-            return pack_outputs(archive, file, output_bytes, leaves_unfinished=leaves_unfinished)
+            return pack_outputs(
+                archive, file, output_bytes, leaves_unfinished=leaves_unfinished, disk_limit_bytes=disk_limit_bytes
+            )
         except BadOutputs:
             packed.unlink()
             raise

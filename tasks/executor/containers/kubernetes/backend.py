@@ -344,6 +344,9 @@ class KubernetesBackend:
             await trio.sleep(START_LOOK_S)
         raise ImageUnavailable(f"{request.image.reference}: not there within {PULL_S:.0f} s")
 
+    async def make_disk(self, task: bytes, request: ContainerRequest) -> None:
+        """Nothing: the disk is made with the pod, and has room for each checkpoint (``ContainerBackend``)."""
+
     async def start(self, task: bytes, request: ContainerRequest) -> None:
         """Make the Job, send the inputs, and wait until the container runs (``ContainerBackend``)."""
         await self.check(request)
@@ -361,7 +364,7 @@ class KubernetesBackend:
         except BaseException as error:
             if not (fed.is_set() and isinstance(error, trio.Cancelled)):  # else it runs on
                 with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S):
-                    await self.remove(task)
+                    await (self.wipe(task) if request.is_private else self.remove(task))
             raise
         _log.info("a container runs", task=task, image=request.image.reference)
 
@@ -403,8 +406,10 @@ class KubernetesBackend:
                 compared = pod.uid
             if pod.stage in (Stage.RUNNING, Stage.ENDED):
                 return
-            if pod.trouble in (Trouble.PULL, Trouble.START) or pod.stage is Stage.GONE:
-                raise NotStarted(pod.why or "the inputs could not be unpacked: the disk is too small, say")
+            if pod.trouble in (Trouble.PULL, Trouble.START):
+                raise NotStarted(pod.why)
+            if pod.stage is Stage.GONE:  # what is sent fits the disk that was ordered: its machine had no room
+                raise NoRoom(pod.why or "the inputs could not be unpacked")
             if pod.trouble is Trouble.NO_MACHINE:
                 waited_s += START_LOOK_S
                 if waited_s > NO_MACHINE_S:
@@ -558,18 +563,11 @@ class KubernetesBackend:
             return Collected(log, None)
         if not pod.has_helper:
             return Collected(log, None, pod.why or "the container that serves the outputs has ended")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            return Collected(log, await self._outputs(path, request, Path(packed)))
+            return Collected(log, await _outputs_of(self._api, self._folder, path, request, Path(packed)))
         except BadOutputs as error:
             return Collected(log, None, str(error))
-
-    async def _outputs(self, pod: str, request: ContainerRequest, packed: Path) -> Outputs:
-        limit = request.limits.output_bytes
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=self._folder) as archive:
-            await fetch_outputs(self._api, pod, archive, limit, PATIENCE_S)
-            archive.seek(0)
-            return await trio.to_thread.run_sync(pack_file, archive, packed, limit)
 
     def socket_folder(self, task: bytes) -> Path:
         """Return the folder of the socket to which the pod's is joined (``ContainerBackend``)."""
@@ -637,7 +635,10 @@ class KubernetesBackend:
         with tempfile.TemporaryFile(dir=self._folder) as archive:
             await fetch_checkpoint(self._api, f"{place.path}/pods/{pod.name}", archive, limit, PATIENCE_S)
             archive.seek(0)
-            pack = partial(pack_file, archive, Path(packed), limit, leaves_unfinished=True)
+            pack = partial(
+                pack_file, archive, Path(packed), limit, leaves_unfinished=True,
+                disk_limit_bytes=request.limits.disk_mib << 20,
+            )  # fmt: skip
             return await trio.to_thread.run_sync(pack)
 
     async def remove(self, task: bytes) -> None:
@@ -727,6 +728,14 @@ def _task_of(annotations: object) -> bytes | None:
     except ValueError:
         return None
     return task if len(task) == 32 else None
+
+
+async def _outputs_of(api: ClusterApi, folder: Path, pod: str, request: ContainerRequest, packed: Path) -> Outputs:
+    limit = request.limits.output_bytes
+    with tempfile.TemporaryFile(dir=folder) as archive:
+        await fetch_outputs(api, pod, archive, limit, PATIENCE_S)
+        archive.seek(0)
+        return await trio.to_thread.run_sync(pack_file, archive, packed, limit)
 
 
 async def _log_of(api: ClusterApi, pod: str, request: ContainerRequest) -> bytes:

@@ -26,6 +26,7 @@ from tasks.executor.containers.kubernetes.secret_objects import (
 )
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import CHECKPOINT_FOLDER, SOCKET_PATH, environment_of
+from tasks.kinds.disk_room import BLOCK_BYTES, ENTRIES_MAX, ENTRY_BYTES
 
 __all__ = [
     "HELPER",
@@ -245,8 +246,12 @@ def _variables(request: ContainerRequest) -> list[dict[str, Any]]:
 
 
 def _inputs_mib(request: ContainerRequest) -> int:
-    """Return the room for unpacked inputs: small files take whole blocks."""
-    return 1 + sum(mount.size_bytes for mount in request.mounts) * 5 // 4 // (1 << 20) + len(request.mounts)
+    """Return the room for unpacked inputs: of a packed folder each file and folder may take a block more."""
+    size = 0
+    for mount in request.mounts:
+        entries = min(ENTRIES_MAX, mount.size_bytes // ENTRY_BYTES + 1) if mount.is_folder else 1
+        size += mount.size_bytes + entries * (BLOCK_BYTES + ENTRY_BYTES)
+    return 1 + -(-size // (1 << 20))
 
 
 def _literal(text: str) -> str:

@@ -13,11 +13,13 @@ import pytest
 import trio
 
 from tasks.executor.containers.backend import Ended
-from tasks.executor.containers.disks import folder_state
+from tasks.executor.containers.disks import ContainerDisk, folder_state
 from tasks.executor.containers.docker import DockerBackend
-from tasks.executor.containers.errors import BadOutputs, FolderChanges
+from tasks.executor.containers.errors import BadOutputs, FolderChanges, NoRoom
 from tasks.executor.containers.outputs import is_unfinished, pack_outputs
 from tasks.executor.containers.request import RESTORED, ContainerRequest
+from tasks.kinds.disk_room import disk_bytes
+from tasks.kinds.folders import ArchiveInvalid, unpack
 from tests.tasks.executor.containers.machine import Machine, running_machine
 
 TASK = b"\x01" * 32
@@ -146,3 +148,83 @@ def test_unfinished_files_are_left_out_by_their_names() -> None:
     told = pack_outputs(archive, out, 1 << 20, leaves_unfinished=True)
     assert (told.files, told.left_out) == (1, ("a.tmp",))
     assert is_unfinished("x/y.tmp") and not is_unfinished("x.tmp/y")
+
+
+@pytest.mark.parametrize("size_mib", [16, 100, 511, 512, 1_024])
+def test_a_disk_has_the_bytes_and_the_files_that_were_ordered(size_mib: int, tmp_path: Path) -> None:
+    """What the file system itself takes comes on top: a checkpoint of a pod may fill all of its disk."""
+    if os.geteuid():
+        pytest.skip("root's rights needed")
+    disk = ContainerDisk(tmp_path / "task")
+    ready = tmp_path / "task" / RESTORED
+    ready.mkdir(parents=True)
+    for number in range(50):
+        (ready / str(number)).touch()
+    try:
+        disk.make(size_mib, {"scratch": 0o777})
+        found = os.statvfs(disk.root)
+        assert found.f_bavail * found.f_frsize >= size_mib << 20
+        assert found.f_favail >= (size_mib << 20) // (4_096 if size_mib < 512 else 16_384)
+    finally:
+        disk.remove()
+
+
+def test_the_largest_checkpoint_of_many_small_files_is_restored(tmp_path: Path) -> None:
+    """16 MiB hold 32,768 empty files by R149: eight times as many as a file system of that size has by itself."""
+    if os.geteuid():
+        pytest.skip("root's rights needed")
+    disk, size_mib = ContainerDisk(tmp_path / "task"), 16
+    ready, count = tmp_path / "task" / RESTORED, (size_mib << 20) // 512 - 16
+    ready.mkdir(parents=True)
+    for number in range(count - 9):
+        (ready / f"{number:0200}").touch()
+    assert disk_bytes([0] * count) <= size_mib << 20
+    try:
+        disk.make(size_mib, {"scratch": 0o777, "checkpoint": 0o777})
+        disk.restore("checkpoint", 65_534)
+        assert sum(1 for _ in (disk.root / "checkpoint").iterdir()) == count - 9
+        full, place = (size_mib << 20) - disk_bytes([0] * count), disk.root / "checkpoint" / "full"
+        place.write_bytes(bytes(full))
+    finally:
+        disk.remove()
+
+
+def test_n70_a_folder_that_no_ordered_disk_holds_is_neither_stored_nor_restored(tmp_path: Path) -> None:
+    """Its tar has few bytes. On the disk of the next machine each file takes a block, and its start would fail."""
+    files, limit = 600, 1 << 20
+    archive, out = io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as made:
+        for number in range(files):
+            info = tarfile.TarInfo(f"state/{number}")
+            info.size = 1
+            made.addfile(info, io.BytesIO(b"x"))
+    archive.seek(0)
+    told = pack_outputs(archive, out, limit, leaves_unfinished=True)
+    assert told.files == files and out.tell() <= limit < files * 4_096
+    archive.seek(0)
+    with pytest.raises(BadOutputs, match="on the disk"):
+        pack_outputs(archive, io.BytesIO(), limit, leaves_unfinished=True, disk_limit_bytes=limit)
+    with pytest.raises(ArchiveInvalid, match="on a disk"):  # a machine named it all the same
+        unpack(out, tmp_path / "restored", limit_bytes=limit, disk_limit_bytes=limit)
+    assert not (tmp_path / "restored").exists()
+
+
+@pytest.mark.slow
+async def test_a_machine_whose_drive_is_full_knows_it_before_the_start(machine: Machine) -> None:
+    """The disk is made before the meter begins, and is the one that the container has."""
+    backend, wanted = machine.backend(), replace(request(machine, "[ -f /state/kept ]"), is_resumed=True)
+    await backend.prepare(wanted, lambda _: None)
+    large = replace(wanted, limits=replace(wanted.limits, disk_mib=1 << 24))
+    with pytest.raises(NoRoom):
+        await backend.make_disk(TASK, large)
+    ready = backend.folder(TASK) / RESTORED
+    ready.mkdir(parents=True, exist_ok=True)
+    (ready / "kept").write_text("1")
+    await backend.make_disk(TASK, wanted)
+    assert not any(ready.iterdir()) and (backend.disk(TASK).root / "checkpoint" / "kept").exists()
+    await backend.start(TASK, wanted)
+    try:
+        assert (await backend.watch(TASK, wanted, lambda _: None)).code == 0
+    finally:
+        await backend.remove(TASK)
+        await backend.aclose()
