@@ -25,6 +25,7 @@ from state.primitives.errors import DecodeError
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import EngineMissing
 from tasks.engines.plan import TrainingPlan
+from tasks.executor.control_groups import ControlGroups, JobGroup, open_groups
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import (
     ChildFrame,
@@ -42,7 +43,7 @@ from tasks.executor.job import (
     encode_frame,
 )
 from tasks.executor.linking import Links, RunLinks
-from tasks.executor.measures import FILES, MEASURES, USER
+from tasks.executor.measures import FILES, MEASURES, MEMORY, USER
 from tasks.executor.pauses import Pauses
 from tasks.executor.playing import MoreMoves, Play, Played
 
@@ -120,8 +121,11 @@ class Capabilities:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Measures that such a job should have had: not the user, nor the empty root of engines that load late."""
-        spared = {USER} if self.device == "cpu:numpy" else {USER, FILES}
+        """Measures that such a job should have had: not the user, nor the empty root of engines that load late.
+
+        NumPy needs no control group: its address space is bounded.
+        """
+        spared = {USER, MEMORY} if self.device == "cpu:numpy" else {USER, FILES}
         return frozenset(MEASURES) - spared - self.isolation
 
 
@@ -163,6 +167,8 @@ class ProcessBackend:
         self._options, self._scratch = options, scratch
         self._on_start = on_start
         self._pauses = Pauses()
+        self._groups: ControlGroups | None = None
+        self._are_groups_open = False
 
     def pause(self) -> AbstractContextManager[None]:
         """See Backend."""
@@ -184,9 +190,10 @@ class ProcessBackend:
         scratch = _make_scratch(self._scratch)
         ours, theirs = socket.socketpair()
         their_end, our_end = os.pipe()  # closed however this process ends
-        model = None
+        model, group = None, None
         try:
             try:
+                group = await trio.to_thread.run_sync(self._make_group)
                 if not isinstance(order, RunLinks) and order.model:
                     model = await trio.to_thread.run_sync(_file_of, order.model)
                 process = self._start(theirs.fileno(), their_end, scratch, model)
@@ -196,6 +203,7 @@ class ProcessBackend:
                 if model is not None:
                     os.close(model)
             try:
+                joined = group if group is not None and _joins(group, process) else None
                 ours.setblocking(False)
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
                 is_trial = isinstance(order, RunLinks) and order.is_chain
@@ -203,13 +211,28 @@ class ProcessBackend:
                     if not is_trial:
                         stack.enter_context(self._pauses.joined(process))
                     pauses = Pauses() if is_trial else self._pauses
-                    await _Watch(self._options, order, process, stream, self._heard(listener), more, pauses).run()
+                    heard = self._heard(listener)
+                    await _Watch(self._options, order, process, stream, heard, more, pauses, joined).run()
             finally:
                 await process.end()
         finally:
             ours.close()
             os.close(our_end)
             shutil.rmtree(scratch, ignore_errors=True)
+            if group is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(group.remove)
+
+    def _make_group(self) -> JobGroup | None:
+        """Return a control group for a job; None where the system grants none. Blocking."""
+        if not self._are_groups_open:
+            self._groups, self._are_groups_open = open_groups(), True
+            if self._groups is not None:
+                self._groups.remove_leftovers()
+        if self._groups is not None:
+            with suppress(OSError):
+                return self._groups.make(self._options.memory_mib << 20)
+        return None
 
     def _heard(self, listener: Listener) -> Listener:
         async def heard(message: ChildFrame) -> None:
@@ -298,10 +321,12 @@ class _Watch:
         listener: Listener,
         more: MoveSource | None,
         pauses: Pauses,
+        group: JobGroup | None,
     ) -> None:
         self._options, self._order, self._process = options, order, process
         self._stream, self._listener, self._more = stream, listener, more
         self._pauses, self._paused_s = pauses, pauses.total_s
+        self._group = group
         self._is_waiting = False
         """It has answered, and was given no further moves."""
         self._log = bytearray()
@@ -326,7 +351,7 @@ class _Watch:
             raise JobStalled(f"the job took more than {self._options.wall_s:.0f} s")
         if failure is not None:
             raise failure
-        if self._over_memory:
+        if self._over_memory or (self._end is None and self._group is not None and self._group.memory_kills()):
             raise JobFailed(reason="out_of_memory", text=f"more than {self._options.memory_mib} MiB")
         match self._end:
             case Finished():
@@ -392,6 +417,9 @@ class _Watch:
             raise JobFailed(reason="bad_frame", text="out of turn")
         match message:
             case Hello(_, isolation):
+                if self._group is not None:
+                    isolation |= {MEMORY}
+                    message = replace(message, isolation=isolation)
                 missing = self._options.isolation_required - isolation
                 if missing:
                     raise IsolationMissing(f"not granted here: {', '.join(sorted(missing))}")
@@ -462,6 +490,15 @@ class _Watch:
             with suppress(ValueError):
                 name = f" ({signal.Signals(-status).name})"
         return f"exit status {status}{name}: {text[-300:]}"
+
+
+def _joins(group: JobGroup, process: _Process) -> bool:
+    """Put a process into its group. Tell whether the system allowed it."""
+    try:
+        group.add(process.pid)
+    except OSError:
+        return False
+    return True
 
 
 def _resident_pages(pid: int) -> int:
