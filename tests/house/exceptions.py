@@ -130,6 +130,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.child": "the job's process: its pipes, its limits",
     "tasks.executor.pauses": "stops job processes (signals)",
     "tasks.executor.players": "keeps the processes of games (trio)",
+    "tasks.executor.control_groups": "makes and removes control groups of the kernel (os)",
     "tasks.executor.landlock": "gives up the files of its own process",
     "tasks.executor.sandbox": "shuts the job's process in; reads its pipes",
     "tasks.executor.service": "runs jobs for the node (trio)",
