@@ -79,6 +79,7 @@ from state.view.accounts import (
     set_issued,
 )
 from state.view.records import number_of
+from state.view.rereading import Rereading
 
 __all__ = ["BASE_HOOKS", "BASE_RULES", "BlockInput", "Checked", "Execution", "Runtime"]
 
@@ -390,6 +391,7 @@ class Runtime:
         receipts, gas_used, tips, emitted = self._apply_all(state, context, transactions)
         burn(state, gas_used * context.base_fee)
         credit(state, context.leader, tips)
+        state.base = Rereading(parent)  # draws look at the same machines; transactions read little twice
         for hook in self.hooks:
             try:
                 hook(state, context, events.append)

@@ -144,7 +144,8 @@ class Overlay:
         """Return the changed keys from ``start`` on, below ``stop``, in order."""
         tables, changes = self._tables, self.changes
         if self._indexed < len(changes):
-            for key in islice(changes, self._indexed, None):
+            # From the end: to pass over those before would cost a step for each change of the block.
+            for key in reversed([*islice(reversed(changes), len(changes) - self._indexed)]):
                 keys = tables.get(key[0])
                 if keys is None:
                     keys = tables[key[0]] = _Keys()

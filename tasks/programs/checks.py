@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tasks.programs.alike import along
 from tasks.programs.bounds import Bounds, Integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_shape import BEST
@@ -21,6 +22,12 @@ __all__ = ["ADAPTER_LIMIT", "check_bounds", "check_computation", "integer_ranges
 ADAPTER_LIMIT: Final = 20
 """Of matrices of adapters, as of the weights that they change."""
 _EXPONENTS_CHECKED: Final = frozenset({"quantise", "row_sum", "contract"})
+BY_BOUNDS_ALONE: Final = frozenset({
+    "add", "bias_correction", "bound", "divide", "exp", "join_heads", "load", "log", "multiply", "quantise",
+    "rotate", "row_exponent", "row_maximum", "scalar", "scale_rows", "select", "split_heads", "square_root",
+    "store", "subtract", "transpose", "transpose_groups",
+})  # fmt: skip
+"""Operators whose results lie between bounds that follow from those of their inputs, whatever the shapes."""
 _BYTE_MAX: Final = 255
 _INT16_MAX: Final = (1 << 15) - 1
 _INT32_MAX: Final = (1 << 31) - 1
@@ -64,22 +71,20 @@ def integer_ranges(program: Program | Computation) -> dict[int, Integers]:
 
 
 def _bounds(program: Program | Computation, found: list[Bounds]) -> tuple[Bounds, ...]:
-    types = program.types
-    known: dict[tuple[object, ...], Bounds] = {}  # layers have the same calls, between the same bounds
-    for number, call in enumerate(program.calls, len(found)):
+    types, calls, first = program.types, program.calls, len(found)
+    made = {call.operator: program.operators[call.operator] for call in calls}
+    for call in calls:
         if call.operator in _EXPONENTS_CHECKED:
             _check_exponents(program, call)
-        kinds, bounds = [types[at] for at in call.inputs], [found[at] for at in call.inputs]
-        key = (call.operator, call.attributes, *kinds, *bounds)
-        one = known.get(key)
-        if one is None:
-            try:
-                one = program.operators[call.operator].bounds(bounds, kinds, call.attributes)
-            except ProgramInvalid as error:
-                raise ProgramInvalid(f"tensor {number}, {call.operator}: {error}") from None
-            known[key] = one
-        found.append(one)
-    return tuple(found)
+
+    def bounds(at: int, inputs: list[Bounds]) -> Bounds:
+        name, numbers, attributes = calls[at]
+        try:
+            return made[name].bounds(inputs, [types[number] for number in numbers], attributes)
+        except ProgramInvalid as error:
+            raise ProgramInvalid(f"tensor {first + at}, {name}: {error}") from None
+
+    return tuple(along(found, calls, bounds, types, BY_BOUNDS_ALONE))
 
 
 def store_limit(program: Program, number: int) -> int:
@@ -147,22 +152,19 @@ def _type_bounds(kind: TensorType) -> Bounds:
 
 def _check_exponents(program: Program | Computation, call: Call) -> None:
     """Check that exponents of rows are those of the rows that they are used with. Raises ProgramInvalid."""
-    match call:
-        case Call("quantise", (values, exponents), (bits,)):
-            expected = [(exponents, Call("row_exponent", (values,), (bits,)))]
-        case Call("row_sum", (values, exponents), ()):
-            expected = [(exponents, Call("row_exponent", (values,), (SUM_BITS,)))]
-        case Call("contract", (left, right, left_exponents, right_exponents), (first, *rest)):
-            expected = []
-            both = (left, left_exponents, first), (right, right_exponents, *(rest or (first,)))
-            for integers, exponents, bits in both:
-                made = program.call_of(integers)
-                if made is None or made.operator != "quantise":
-                    continue  # of a source, or moved: bounds say that they fit
-                values = made.inputs[0]
-                expected.append((integers, Call("quantise", (values, exponents), (bits,))))
-        case _:
-            return
-    for number, wanted in expected:
-        if program.call_of(number) != wanted:
-            raise ProgramInvalid(f"{call.operator}: tensor {number} is not the {wanted.operator} of its rows")
+    name, inputs, attributes = call
+    if name == "contract":
+        left, right, left_exponents, right_exponents = inputs
+        for integers, exponents, bits in (
+            (left, left_exponents, attributes[:1]), (right, right_exponents, attributes[1:] or attributes[:1]),
+        ):  # fmt: skip
+            made = program.call_of(integers)
+            if made is None or made.operator != "quantise":
+                continue  # of a source, or moved: bounds say that they fit
+            if made.inputs[1] != exponents or made.attributes != bits:
+                raise ProgramInvalid(f"{name}: tensor {integers} is not the quantise of its rows")
+        return
+    values, exponents = inputs
+    made = program.call_of(exponents)
+    if made != ("row_exponent", (values,), attributes if name == "quantise" else (SUM_BITS,)):
+        raise ProgramInvalid(f"{name}: tensor {exponents} is not the row_exponent of its rows")

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.codec import encode
 from state.primitives.hashing import digest
+from tasks.programs.alike import along
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Operator
 from tasks.programs.tensors import TensorType
@@ -58,21 +59,15 @@ def types_of(
     sources: Sequence[Source], calls: Sequence[Call], operators: Mapping[str, Operator]
 ) -> tuple[TensorType, ...]:
     """Return the type of each tensor, by number. Raises ProgramInvalid."""
-    types = [source.type.check() for source in sources]
-    known: dict[tuple[object, ...], TensorType] = {}  # layers have the same calls, on tensors of the same types
-    for number, (name, inputs, attributes) in enumerate(calls, len(types)):
-        if inputs and (min(inputs) < 0 or max(inputs) >= number):
-            raise ProgramInvalid(f"call {number} reads a tensor that does not exist yet")
-        kinds = [types[at] for at in inputs]
-        key = (name, attributes, *kinds)
-        found = known.get(key)
-        if found is None:
-            operator = operators.get(name)
-            if operator is None:
-                raise ProgramInvalid(f"there is no operator {name[:40]}")
-            found = known[key] = operator.shape(kinds, attributes).check()
-        types.append(found)
-    return tuple(types)
+
+    def shape(at: int, kinds: list[TensorType]) -> TensorType:
+        name, _, attributes = calls[at]
+        operator = operators.get(name)
+        if operator is None:
+            raise ProgramInvalid(f"there is no operator {name[:40]}")
+        return operator.shape(kinds, attributes).check()
+
+    return tuple(along([source.type.check() for source in sources], calls, shape))
 
 
 def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]) -> int:
@@ -197,7 +192,7 @@ class Program:
         outputs = [*self.stores.values(), self.probe, self.loss]
         if not all(len(self.sources) <= number < count for number in outputs) or len(set(outputs)) != len(outputs):
             raise ProgramInvalid("a state, the probe and the loss are results of different calls")
-        if not set(outputs[:-1]).isdisjoint(chain.from_iterable(call.inputs for call in self.calls)):
+        if not set(outputs[:-1]).isdisjoint(chain.from_iterable([inputs for _, inputs, _ in self.calls])):
             raise ProgramInvalid("no call reads what makes the state after the step, nor the probe")
         if len({(source.kind, source.key) for source in self.sources}) != len(self.sources):
             raise ProgramInvalid("two sources have one name")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +97,40 @@ def test_many_changes_between_scans_are_found_in_order() -> None:
     overlay.scan(b"\x01", b"\x01", 1)
     overlay.revert()
     assert [key for key, _ in overlay.scan(b"\x01", b"\x02", 1000)] == sorted(overlay.changes)
+
+
+def test_a_scan_passes_over_no_change_that_an_earlier_one_has_seen() -> None:
+    """Keys that are passed over count, the same on every machine."""
+
+    def steps(changes: int) -> int:
+        state, seen = Overlay(EMPTY), 0
+        for at in range(changes):
+            state.put(b"a" + at.to_bytes(4, "big"), b"x")
+        state.scan(b"b", b"c", 1)
+        seen = state._indexed
+        asked = Asked(state.changes)
+        state.changes = asked
+        state.put(b"b1", b"y")
+        assert state.scan(b"b", b"c", 1) == [(b"b1", b"y")]
+        assert seen == changes
+        return asked.passed
+
+    assert steps(10) == steps(10_000) <= 2
+
+
+class Asked(dict[bytes, "bytes | None"]):
+    """Changes that count how many of their keys are passed over."""
+
+    def __init__(self, content: dict[bytes, bytes | None]) -> None:
+        super().__init__(content)
+        self.passed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for key in super().__iter__():
+            self.passed += 1
+            yield key
+
+    def __reversed__(self) -> Iterator[bytes]:
+        for key in super().__reversed__():
+            self.passed += 1
+            yield key

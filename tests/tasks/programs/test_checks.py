@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tasks.programs.alike import along
 from tasks.programs.bounds import Magnitudes
 from tasks.programs.builder import Builder
-from tasks.programs.checks import check_bounds
+from tasks.programs.checks import BY_BOUNDS_ALONE, check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
+from tests.tasks.generated import generated
+from tests.tasks.trained import trained
+from tests.tasks.tuned import tuned
+from tests.tasks.world import spec
 
 STATE = Source(SourceKind.STATE, "w", TensorType(ElementType.BINARY32, 4, 6))
 DATA = Source(SourceKind.DATA, "rows", TensorType(ElementType.UINT8, 9, 6))
@@ -120,3 +125,32 @@ def test_rows_are_used_with_their_own_exponents(operator: str) -> None:
     check_bounds(_with_exponents(operator, wrong=False))
     with pytest.raises(ProgramInvalid, match="of its rows"):
         check_bounds(_with_exponents(operator, wrong=True))
+
+
+def _programs() -> list[Program]:
+    """Programs of all kinds of steps, with what each operator is used for."""
+    return [job.program() for job in (tuned()[0], generated()[0], trained()[0], spec())]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_calls_that_are_alike_have_the_bounds_that_each_of_them_has_alone(at: int) -> None:
+    program = _programs()[at]
+    assert isinstance(program, Program)
+    found = check_bounds(program)
+    first, types = len(program.sources), program.types
+    assert len({call.operator for call in program.calls} & BY_BOUNDS_ALONE) > 5
+    for number, (name, inputs, attributes) in enumerate(program.calls, first):
+        bounds, kinds = [found[one] for one in inputs], [types[one] for one in inputs]
+        operator = program.operators[name]
+        assert operator.shape(kinds, attributes) == types[number]
+        assert operator.bounds(bounds, kinds, attributes) == found[number]
+        if name in BY_BOUNDS_ALONE:
+            assert operator.bounds(bounds, (), attributes) == found[number], name
+
+
+def test_a_call_reads_only_what_stands_before_it() -> None:
+    for inputs in ((0, 2), (0, -1), (3, 0)):
+        with pytest.raises(ProgramInvalid, match="call"):
+            along([0, 1], [("add", inputs, ())], lambda _at, _inputs: 0)
+    found = along([7, 8], [("add", (0, 1), ()), ("add", (2, 0), ())], lambda _at, inputs: sum(inputs))
+    assert found == [7, 8, 15, 22]
