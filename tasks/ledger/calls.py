@@ -32,7 +32,7 @@ from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
 from tasks.ledger.progress import assign, is_funded, leave_book, stay_of
-from tasks.ledger.quorum_records import quorum_of, seat_number
+from tasks.ledger.quorum_records import quorum_of
 from tasks.ledger.quorums import seats_barred
 from tasks.ledger.records import TaskRecord, by_duty_key
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
@@ -279,14 +279,11 @@ class _Call:
     def _bid_of_quorum(self, case: Case, bid: Bid) -> Bid:
         """Return the bid of a seat of a quorum: of other owners than its requester and its other seats (R113).
 
-        That of seat 0 takes the lowest ask. Machines of the others are drawn: two friends with the lowest asks
-        would have all seats.
+        Its machine is drawn: who asks least would have a seat of each quorum, and need one friend alone (R140).
         """
         parties, machines = seats_barred(self.scope.state, case.record)
         barred = bid.barred.union(machines, *(self._machines_of.get(party, ()) for party in parties))
         bid = bid._replace(barred=barred)
-        if not seat_number(self.scope.state, case.record.id) and not self._is_vain(case.record):
-            return bid
         pool = self._candidates(bid)
         return bid._replace(drawn=self._draw(bid, _without_dear(pool, self._weight)), then_lowest=True)
 

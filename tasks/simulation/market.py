@@ -22,6 +22,7 @@ from state.primitives.keys import SIGNATURE_BYTES, SecretKey
 from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import decode_transaction
 from state.primitives.vrf import VRF_PROOF_BYTES, vrf_key_of, vrf_output
+from state.transition.epochs import epoch_of
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.view import Overlay, Reader, Table
 from state.view.accounts import balance_of, nonce_of
@@ -419,7 +420,7 @@ class Market(View):
         self._state.apply(self.runtime.genesis_changes())
         self.state = self._state
         self._memory = Memory(self._state)
-        self.height, self.time_ms, self._view = 0, START_MS, 0
+        self.height, self.time_ms, self._epoch, self._view = 0, START_MS, 0, 0
         self.figures = Figures()
         self._endings: dict[tuple[bytes, int, int], str] = {}
         self.chances: Final[dict[tuple[bytes, int, bytes], int]] = {}
@@ -460,6 +461,9 @@ class Market(View):
     def block(self, actions: Iterable[Action]) -> bool:
         """Put actions into the next block, at the present time; tell whether anything happened in it."""
         self.height += 1
+        epoch = epoch_of(self.height, self.runtime.chain)
+        if epoch != self._epoch:  # views are counted from 1 in each epoch
+            self._epoch, self._view = epoch, 0
         base_fee = self.runtime.base_fee(self.state)
         checked = self.runtime.select(self.state, base_fee, self._transactions(actions))
         self.runtime.check_body(self.state, base_fee, checked)
@@ -477,7 +481,7 @@ class Market(View):
         return bool(execution.receipts) or execution.block_receipt is not None
 
     def _execute(self, view: int, base_fee: int, checked: Sequence[Checked]) -> Execution:
-        block = BlockInput(self.height, 0, self._view + view, 0, self.time_ms, base_fee, self._proof())
+        block = BlockInput(self.height, self._epoch, self._view + view, 0, self.time_ms, base_fee, self._proof())
         return self.runtime.execute(self.state, block, checked)
 
     def _proof(self) -> bytes:

@@ -34,7 +34,8 @@ COST: Final = "cost"
 LENGTH: Final = "length"
 CUSTODY: Final = "custody"
 WORTH: Final = "worth"
-COMMON: Final = (COST, LENGTH, CUSTODY, WORTH)
+DEMANDS: Final = "demands_part"
+COMMON: Final = (COST, LENGTH, CUSTODY, WORTH, DEMANDS)
 """Parameters that each setting may have besides those of its strategy; they hold for honest agents too."""
 BLOCKS_MAX: Final = 6_000
 """More than the longest market takes: one that is cut off counts what is locked as spent."""
@@ -196,6 +197,8 @@ class Stage:
     """The block before which the honest requester posts nothing."""
     group: tuple[int, int] | None = None
     """Members and spares of each job of the honest requester, if these are groups."""
+    demands_part: float = 0.0
+    """In which part of its tasks the honest requester demands a drawn output of a drawn custodian."""
     box: Terms | None = None
     """How jobs are run, if they are containers."""
     honest_kind: Callable[[Account, Offer, Costs, OffChain], Machine] = Machine
@@ -273,7 +276,9 @@ class Stage:
         if self.group is not None:
             return GroupRequester(self.requester, self.jobs(TASKS), self.off, *self.group)
         if self.custody:
-            return KeepingRequester(self.requester, self.jobs(TASKS), self.off, self.plot)
+            keeping = KeepingRequester(self.requester, self.jobs(TASKS), self.off, self.plot)
+            keeping.demands_part, keeping.dice = self.demands_part, self.dice.fork("demands")
+            return keeping
         return Requester(self.requester, self.jobs(TASKS), self.off)
 
     @property
@@ -328,6 +333,7 @@ def play(
     share = int(setting.get("share", 20))
     stage = Stage(conditions or conditions_of(number, setting), share, dice, own_tasks, custody=custody)
     stage.worth = float(setting.get(WORTH, 0))
+    stage.demands_part = float(setting.get(DEMANDS, 0))
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tasks.simulation.actions import Account, Terms
+from tasks.simulation.actions import Account, Offer, Terms
 from tasks.simulation.agents.base import Agent
-from tasks.simulation.agents.hosts import STORES, WAYS_OUT, IdleHost, LeavingHost, QuorumFriend
+from tasks.simulation.agents.hosts import STORES, WAYS_OUT, Host, IdleHost, LeavingHost, MissingHost, QuorumFriend
 from tasks.simulation.agents.sponsors import Sponsor
 from tasks.simulation.agents.tenants import GreedyTenant
 from tasks.simulation.boxes import Terms as BoxTerms
@@ -74,6 +74,33 @@ def _leaving(stage: Stage, setting: Setting) -> Sequence[Agent]:
     host.way, host.stored = str(setting["way"]), str(setting["stored"])
     host.works = 1.0 if host.stored == "real" else 0.0
     return [host, *stage.honest_verifiers()]
+
+
+def _taking_over(kind: type[Host], times: int) -> Cast:
+    """Return a cast whose machines go on with what an honest stranger has left, and say so of its checkpoints."""
+
+    def cast(stage: Stage, setting: Setting) -> Sequence[Agent]:
+        _boxed(stage, setting)
+        stranger = LeavingHost(
+            Account("stranger", 0), _asking(stage.worker_offer(), 0.8), stage.costs(0), stage.off
+        )
+        stranger.after, stranger.offset = int(setting["after"]), 0.02
+        stage.strangers.append(stranger)
+        offers = [_asking(stage.verifier_offer(), 0.9)] * (1 + len(stage.verifiers))
+        hosts = [
+            kind(account, offer, stage.costs(0), stage.off)
+            for account, offer in zip([stage.worker, *stage.verifiers], offers, strict=True)
+        ]
+        for host in hosts:
+            if isinstance(host, MissingHost):
+                host.times = times or int(setting["times"])
+        return hosts
+
+    return cast
+
+
+def _asking(offer: Offer, part: float) -> Offer:
+    return offer._replace(price_per_tera_unit=max(1, int(offer.price_per_tera_unit * part)))
 
 
 def _greedy(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -152,6 +179,16 @@ BOXED: Final[tuple[Strategy, ...]] = (
                 "stays": False, "mount": 4.0,
             },
         ),
+    ),
+    Strategy(
+        "missing host",
+        "says of checkpoints of others that it cannot have them, and bills their intervals again",
+        {
+            "share": SHARES, "after": (1, 2, 3, 4), "times": (1, 2, 3), "every": _EVERY, "cost": (0.1, 0.5),
+        },
+        _taking_over(MissingHost, 0),
+        baseline=_taking_over(Host, 0),
+        known=({"share": 45, "after": 2, "times": 1, "every": 2, "cost": 0.5},),
     ),
     Strategy(
         "greedy tenant",

@@ -19,7 +19,7 @@ from tasks.simulation.market import View
 from tasks.simulation.work import Costs, OffChain
 from tasks.spec import container_of
 
-__all__ = ["LIES", "STORES", "WAYS_OUT", "Host", "IdleHost", "LeavingHost", "QuorumFriend"]
+__all__ = ["LIES", "STORES", "WAYS_OUT", "Host", "IdleHost", "LeavingHost", "MissingHost", "QuorumFriend"]
 
 WAYS_OUT: Final = ("gives up", "silent", "reports", "names and leaves")
 """How a machine leaves a container: it says so, says nothing, reports that somebody has tampered with it, or names
@@ -91,7 +91,8 @@ class Host(Machine):
                     units = view.job(task).inputs_bytes() * view.parameters.fetch_units_per_byte
                     self.spent += self.costs.cost(units)
                 wanted = view.checkpoints(task).wanted
-                if wanted is not None and wanted.blob and wanted.blob not in self.off.boxes.blobs:
+                has_none = wanted is not None and wanted.blob not in self.off.boxes.blobs
+                if wanted is not None and wanted.blob and (has_none or self.misses(view, task)):
                     return [view.miss(self.address, task, wanted.blob)]
                 return [view.start(self.address, duty)]
             case Asked.METER:
@@ -159,6 +160,10 @@ class Host(Machine):
         if content is not None:
             self.off.boxes.blobs[blob] = content
         return view.store(self.address, task, passed_s, blob, STORED_BYTES)
+
+    def misses(self, _view: View, _task: bytes) -> bool:
+        """Tell whether it says of a checkpoint that it could have that it cannot."""
+        return False
 
     def names(self, _run: Run) -> bool:
         """Tell whether it names checkpoints."""
@@ -264,6 +269,17 @@ class LeavingHost(IdleHost):
             self.wait(at_ms)
             return ""
         return self.way
+
+
+class MissingHost(Host):
+    """Says of checkpoints of others that it cannot have them, to do and bill their intervals again."""
+
+    times = 1
+    """How many checkpoints it misses before it begins."""
+
+    def misses(self, view: View, task: bytes) -> bool:
+        """Miss as many as are set, of machines that are not its own."""
+        return view.checkpoints(task).missed < self.times
 
 
 class QuorumFriend(Host):

@@ -115,6 +115,10 @@ class KeepingRequester(Requester):
         self._demands: dict[bytes, int] = {}
         self._shown: set[bytes] = set()
         self._ended: set[tuple[bytes, int]] = set()
+        self.demands_part = 0.0
+        """In which part of its tasks it demands a drawn output of a drawn custodian, though it has the result."""
+        self.dice = Dice(account.address)
+        self._looked: set[bytes] = set()
 
     def beside(self, view: View, task: bytes, job: JobSpec) -> list[Action]:
         """Ask for custody with the task."""
@@ -128,7 +132,7 @@ class KeepingRequester(Requester):
         window = record.final_windows - 1
         custody = view.custody(task, window)
         if task in self.off.obtained or task in self.off.lost:
-            return self._end(view, task)
+            return self._look(view, task) or self._end(view, task)
         if custody is None:  # its custodians lost it, or never had it
             is_served = self.off.leaves(task, window, self.address, RESULT) is not None
             (self.off.obtained if is_served else self.off.lost).add(task)
@@ -136,6 +140,19 @@ class KeepingRequester(Requester):
         if custody.phase is not CustodyPhase.KEPT:
             return []
         return self._fetch(view, task, window, custody)
+
+    def _look(self, view: View, task: bytes) -> list[Action]:
+        """Demand a drawn output of a drawn custodian, in a part of the tasks, before it ends their custody."""
+        if task in self._looked or not self.demands_part:
+            return []
+        self._looked.add(task)
+        kept = [view.custody(task, window) for window in range(view.task(task).final_windows)]
+        open_ = [one for one in kept if one is not None and one.phase is CustodyPhase.KEPT and one.demand is None]
+        if not open_ or not self.dice.chance(self.demands_part):
+            return []
+        custody = self.dice.pick(open_)
+        holders = [holder.address for holder in custody.holders]
+        return [view.demand_custody(self.address, custody, self.dice.pick(holders))] if holders else []
 
     def _fetch(self, view: View, task: bytes, window: int, custody: CustodyRecord) -> list[Action]:
         place, off = (task, window), self.off

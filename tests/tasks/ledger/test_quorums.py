@@ -141,12 +141,19 @@ def test_level_one_needs_an_output_folder_and_a_container() -> None:
         decode_spec(encode_spec(spec()._replace(level=1)))
 
 
+def sealed_first(play: Play) -> tuple[bytes, bytes]:
+    """Return the seat that has sealed, and the one that works: which machine has which seat is drawn."""
+    at = states(play).index(SeatState.SEALED)
+    return play.seats()[at], play.seats()[1 - at]
+
+
 def test_words_out_of_turn_are_refused() -> None:
     play = Play(Hand(), Hand(run_s=90))
-    world, task = play.world, play.create()
+    world, quorum = play.world, play.create()
     play.run_until(lambda: SeatState.SEALED in states(play))
-    first, second = (world.task(seat).worker for seat in play.seats()[:2])
-    end, other = end_of_output(b"right"), play.seats()[1]
+    task, other = sealed_first(play)
+    first, second = world.task(task).worker, world.task(other).worker
+    end = end_of_output(b"right")
     assert world.send(first, SEAL_OUTPUT, [task, 65, seal_of(task, first, end)]) == "wrong_phase"
     assert world.send(second, SEAL_OUTPUT, [task, 65, seal_of(task, second, end)]) == "not_yours"
     assert world.send(first, REVEAL_OUTPUT, [task, result_of(end), salt_of(first)]) == "wrong_phase"
@@ -154,9 +161,9 @@ def test_words_out_of_turn_are_refused() -> None:
     assert world.send(second, FINISH_TASK, finish_values(other, 5, end)) == "wrong_phase"  # it has to seal
     assert world.send(second, SEAL_OUTPUT, [other, 900, seal_of(other, second, end)]) == "meter_ahead"
     assert world.send(first, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) == "wrong_phase"
-    assert world.send(REQUESTER, CANCEL_TASK, [other]) == "wrong_phase"  # the first seat stands for the whole
+    assert world.send(REQUESTER, CANCEL_TASK, [play.seats()[1]]) == "wrong_phase"  # the first seat stands for the whole
     play.run(QuorumPhase.REVEALING)
-    assert world.send(REQUESTER, CANCEL_TASK, [task]) == "wrong_phase"
+    assert world.send(REQUESTER, CANCEL_TASK, [quorum]) == "wrong_phase"
     assert world.send(first, REVEAL_OUTPUT, [task, b"x" * 32, salt_of(first)]) == "meter_mismatch"
     assert world.send(first, REVEAL_OUTPUT, [task, result_of(end), salt_of(first)]) is None
     assert world.send(first, REVEAL_OUTPUT, [task, result_of(end), salt_of(first)]) == "already_revealed"
@@ -177,13 +184,13 @@ def test_a_requester_that_cancels_pays_what_was_metered() -> None:
     play = Play(Hand(run_s=20), Hand(run_s=10**6))
     world, task = play.world, play.create()
     play.run_until(lambda: SeatState.SEALED in states(play))
+    sealed, stopped = sealed_first(play)
     for _ in range(12):
         play.act()
         world.block()
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     assert world.send(REQUESTER, CANCEL_TASK, [task]) == "wrong_phase"
     play.run()
-    sealed, stopped = play.seats()[:2]
     assert load_meter(world.state, sealed).paid == 20 * SECOND // TERA
     assert load_meter(world.state, stopped).paid > 20 * SECOND // TERA
     for seat in (sealed, stopped):

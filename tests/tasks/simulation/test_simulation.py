@@ -67,6 +67,16 @@ def test_the_same_number_is_the_same_market_and_another_is_not() -> None:
     assert first == again != other
 
 
+def test_a_market_may_be_longer_than_an_epoch_of_the_chain() -> None:
+    """Views begin with 1 in each epoch, and the block names its epoch: no market ended behind block 3,600."""
+    market = Market({bytes(20): FUNDS}, {}, Dice(b"long"))
+    while market.height < market.runtime.chain.epoch_blocks + 2:
+        market.block(())
+        market.wait_until(0)
+    assert market.runtime.epoch_at(market.state, market.height).epoch == 1
+    market.check_sums()
+
+
 def test_forged_windows_are_paid_where_friends_check_them() -> None:
     share = {"share": 45}
     assert any(cheat("colluding set", FORGES_ALL | share, number).forged_windows_paid for number in range(6, 30))
