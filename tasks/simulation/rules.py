@@ -13,9 +13,10 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from tasks.custody.errors import ChunkInvalid
-from tasks.ledger import checkpoints, games, groups
+from tasks.ledger import calls, checkpoints, games, groups
 from tasks.ledger.checkpoint_records import load_checkpoints, save_checkpoints
 from tasks.ledger.lifecycle import Phase
+from tasks.ledger.quorum_records import seat_number
 
 __all__ = ["ALL_RULES", "WITHOUT", "Absent", "Aim", "Patch", "absent"]
 
@@ -260,6 +261,15 @@ def _with_preparation(case: Any, group: Any) -> int:
     units = settlement.preparation_units(case.spec, case.parameters)
     word = prices.work_price(units, case.record.price_per_tera_unit)
     return int(_earned_as_is(case, group) + word)
+
+
+_bid_of_quorum_as_is = calls._Call._bid_of_quorum
+
+
+def _lowest_first(call: Any, case: Any, bid: Any) -> Any:
+    """Have the first seat of a quorum take the lowest ask."""
+    found = _bid_of_quorum_as_is(call, case, bid)
+    return found if seat_number(case.state, case.record.id) else bid._replace(barred=found.barred)
 
 
 _earned_as_is = groups._earned
@@ -659,6 +669,13 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "preparation-waits", "a preparation is paid with the first seconds",
             aims=(Aim("leaving host", {"after": 0, "way": "gives up", "stored": "nothing", "mount": 4.0}),),
             patches=(_of("prepare_run", _prepared_at_once, "checkpoints"),),
+        ),
+        Absent(
+            "first-seat", "the first seat of a quorum takes the lowest ask",
+            aims=(
+                Aim("quorum friends", {"share": 20, "lies": "paired", "waits": 1.0, "sponsors": "none"}),
+            ),
+            patches=(_of("_Call._bid_of_quorum", _lowest_first, "calls"),),
         ),
         # Speed trials
         Absent(
