@@ -161,7 +161,9 @@ def test_words_out_of_turn_are_refused() -> None:
     assert world.send(second, FINISH_TASK, finish_values(other, 5, end)) == "wrong_phase"  # it has to seal
     assert world.send(second, SEAL_OUTPUT, [other, 900, seal_of(other, second, end)]) == "meter_ahead"
     assert world.send(first, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) == "wrong_phase"
-    assert world.send(REQUESTER, CANCEL_TASK, [play.seats()[1]]) == "wrong_phase"  # the first seat stands for the whole
+    assert (
+        world.send(REQUESTER, CANCEL_TASK, [play.seats()[1]]) == "wrong_phase"
+    )  # the first seat stands for the whole
     play.run(QuorumPhase.REVEALING)
     assert world.send(REQUESTER, CANCEL_TASK, [quorum]) == "wrong_phase"
     assert world.send(first, REVEAL_OUTPUT, [task, b"x" * 32, salt_of(first)]) == "meter_mismatch"
