@@ -63,6 +63,8 @@ EXEMPT = {
     "tasks.executor.containers.kubernetes.helper_egress:Server.frames": "runs in a pod, on what the node sends",
     "tasks.executor.containers.kubernetes.helper_egress:Server.obey": "the same",
     "tasks.executor.containers.kubernetes.egress_link:EgressLink._take": "test_helper_egress.py draws frames",
+    "tasks.executor.containers.kubernetes.helper_agent:run": "runs in a pod; its output is bounded",
+    "tasks.executor.containers.kubernetes.helper_agent:work": "runs in a pod, with the rights of who could ask it",
     "node.market.container_logs:ContainerLogs.read": "asks an engine, or a file of its own",
     "node.market.container_checkpoints:ContainerCheckpoints._open": OF_A_TARGET,
     "node.market.container_seals:RunKey.open": OF_A_TARGET,

@@ -122,6 +122,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.egress_link": "carries connections of a pod to the proxy (trio)",
     "tasks.executor.containers.kubernetes.helper_egress": "a program of pods: carries connections of a container",
     "tasks.executor.containers.kubernetes.helper_socket": "a program of pods: carries connections of a container",
+    "tasks.executor.containers.kubernetes.helper_agent": "a program of pods: works as the user of a container",
     "tasks.executor.containers.kubernetes.link": "carries connections between a pod and the node (trio)",
     "tasks.executor.containers.kubernetes.rights": "asks an API server for rights",
     "tasks.executor.containers.kubernetes.selling": "takes stock of a cluster (trio)",

@@ -18,6 +18,7 @@ from tasks.executor.containers.backend import End, Ended
 from tasks.executor.containers.egress.proxy import EgressLimits, EgressProxy, EgressUse
 from tasks.executor.containers.errors import ContainerRefused
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend
+from tasks.executor.containers.kubernetes.manifests import HELPER
 from tasks.executor.containers.request import ContainerRequest, Image, InputMount
 from tests.kubernetes.enforcer import enforced
 from tests.kubernetes.machine import Cluster, busybox_layer, push
@@ -37,6 +38,13 @@ open("/dekube/stage/said", "wb").write(said)
 os.write(1, head.pack(1, 5, 4) + b"\\xff" * 4 + os.urandom(1 << 16))
 """
 """A program in place of the helper's: it asks the proxy for what no job has, then says what no helper says."""
+
+
+TAKES_OVER = """
+printf %s "$1" > /dekube/stage/egress.py
+for p in /proc/[0-9]*; do grep -q [e]gress.py.link $p/cmdline && kill -9 ${p#/proc/}; done
+until test -s /dekube/stage/said; do sleep 0.2; done; grep -a -o "HTTP/1.1 [0-9]*" /dekube/stage/said
+"""
 
 
 def curl_layer() -> bytes:
@@ -111,7 +119,7 @@ async def has_ended(ended: list[Ended]) -> None:
 async def test_a_pod_that_is_denied_all_traffic_reaches_its_names_and_nothing_else(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Before and after a restart of its node; a container that takes its helper over gains nothing (N66)."""
+    """Before and after a restart of its node. It cannot enter its helper; who does gains nothing (N66)."""
     with public_server(tmp_path / "server") as server, routed(server.address):
         direct = f"curl -sS -o /dev/null --noproxy '*' -m 1 http://{server.address}/"
         script = f"""
@@ -120,13 +128,14 @@ async def test_a_pod_that_is_denied_all_traffic_reaches_its_names_and_nothing_el
             {asking(server)}
             echo asked; until test -e /scratch/go; do sleep 0.1; done
             until curl -sS http://plain.example.net/; do sleep 0.2; done; echo again
-            for p in /proc/[0-9]*; do grep -q [e]gress.py.serve $p/cmdline && stage=$p/root/dekube/stage; done
-            printf %s "$LIAR" > $stage/egress.py
-            for p in /proc/[0-9]*; do grep -q [e]gress.py.link $p/cmdline && kill -9 ${{p#/proc/}}; done
-            until test -s $stage/said; do sleep 0.2; done; grep -a -o "HTTP/1.1 [0-9]*" $stage/said
+            for p in /proc/[0-9]*; do
+              grep -q [e]gress.py $p/cmdline || continue
+              ls $p/root/dekube/stage && echo GOT; kill -STOP ${{p#/proc/}} && echo GOT
+            done
+            until test -e /scratch/end; do sleep 0.1; done
         """
         request = replace(
-            cluster.request(script, egress=NAMES, environment=(f"LIAR={LIAR}",)), image=curl_image(cluster),
+            cluster.request(script, egress=NAMES), image=curl_image(cluster),
             mounts=(InputMount(b"\x05" * 32, "/input/ca.pem", server.certificate.stat().st_size),),
         )  # fmt: skip
         backend = cluster.shown(egress=PATTERNS)
@@ -144,15 +153,19 @@ async def test_a_pod_that_is_denied_all_traffic_reaches_its_names_and_nothing_el
         pod = ("-n", backend.place(TASK).namespace, "job/container", "-c", "main")
         async with attended(backend, request, later, server) as ended:
             cluster.kubectl("exec", *pod, "--", "touch", "/scratch/go")
+            await log_has(cluster, backend, "again")
+            helper = ("exec", *pod[:-1], HELPER, "--", "/bin/sh", "-c", TAKES_OVER, "sh", LIAR)
+            lied = await trio.to_thread.run_sync(lambda: cluster.kubectl(*helper))
+            cluster.kubectl("exec", *pod, "--", "touch", "/scratch/end")
             await has_ended(ended)
         lines = (await backend.collect(TASK, request, str(tmp_path / "packed"))).log.decode().splitlines()
         await backend.remove(TASK)
         await backend.aclose()
     assert (ended[0].end, ended[0].code) == (End.EXITED, 0), lines
-    lines = [line for line in lines if not line.startswith("curl: ")]
+    lines = [line for line in lines if not line.startswith(("curl: ", "ls: ", "sh: "))]
     assert lines[:2] == ["open", "shut"]
     check_said(lines[2:])
-    assert lines[-3:] == [CONTENT.strip(), "again", "HTTP/1.1 400"]
+    assert lines[-3:] == ["asked", CONTENT.strip(), "again"] and lied == "HTTP/1.1 400\n"
     assert use.refused == 4 and use.received_bytes > 2 * len(CONTENT) and use.sent_bytes > 5
     assert later.received_bytes >= len(CONTENT) and later.refused >= 1
 

@@ -135,7 +135,7 @@ async def test_a_container_that_ends_its_helper_is_stopped_and_named_so(cluster:
     await backend.start(TASK, request)
     async with _watched(backend, request, looks) as ended:
         await _until(lambda: looks and looks[-1].is_up)
-        await _until(lambda: "outputs" in cluster.kubectl("get", "pods", "-n", place.namespace, "-o", ENDED))
+        await _until(lambda: "files" in cluster.kubectl("get", "pods", "-n", place.namespace, "-o", ENDED))
         live = await backend.log(TASK, LogPlace(), 1 << 20)
         assert [entry.text for entry in live.entries] == [b"alone\n"]
         await backend.stop(TASK, 1)

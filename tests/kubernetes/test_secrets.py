@@ -16,8 +16,9 @@ from node.home.options import KubernetesOptions
 from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.backend import End
 from tasks.executor.containers.errors import ImageUnavailable
-from tasks.executor.containers.kubernetes.exec_stream import answer_of
+from tasks.executor.containers.kubernetes.exec_stream import answer_to
 from tasks.executor.containers.kubernetes.manifests import HELPER
+from tasks.executor.containers.kubernetes.scripts import agent_script
 from tasks.executor.containers.request import Image, InputMount
 from tests.container_engine import PASSWORD, running_registry
 from tests.kubernetes.machine import NODE, Cluster, busybox_layer, home, push
@@ -101,7 +102,7 @@ async def test_secrets_in_a_pod_are_masked_and_gone(cluster: Cluster, private: I
         await other.aclose()
         pod = cluster.kubectl("get", "pods", "-n", place.namespace, "-o", "jsonpath={.items[0].metadata.name}")
         path = f"{place.path}/pods/{pod}"
-        assert (await answer_of(backend._api, path, HELPER, ": > /dekube/disk/output/go"))[0] == 0
+        assert (await answer_to(backend._api, path, HELPER, agent_script(": > /dekube/disk/output/go")))[0] == 0
     assert ended[0].end is End.EXITED and ended[0].code == 0
     collected = await backend.collect(TASK, request, str(tmp_path / "packed.tar"))
     log = collected.log.decode()

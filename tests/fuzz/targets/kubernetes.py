@@ -39,6 +39,7 @@ POD = json.dumps({
                 "finishedAt": "2026-01-02T03:04:04Z",
             }}},
             {"name": "outputs", "state": {"running": {"startedAt": "2026-01-02T03:04:00Z"}}},
+            {"name": "files", "state": {"running": {"startedAt": "2026-01-02T03:04:00Z"}}},
         ],
     },
 }).encode()  # fmt: skip

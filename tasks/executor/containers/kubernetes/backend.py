@@ -52,7 +52,7 @@ from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, l
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.drift import DriftWatch
 from tasks.executor.containers.kubernetes.egress_link import EgressLink, listen_for_link
-from tasks.executor.containers.kubernetes.exec_stream import answer_of
+from tasks.executor.containers.kubernetes.exec_stream import answer_of, answer_to
 from tasks.executor.containers.kubernetes.inventory import Stock
 from tasks.executor.containers.kubernetes.link import PodLink, while_linked
 from tasks.executor.containers.kubernetes.manifests import (
@@ -80,7 +80,7 @@ from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.kubernetes.priority import lack_of_priority
 from tasks.executor.containers.kubernetes.refusals import refusal_of
 from tasks.executor.containers.kubernetes.rights import missing_rights
-from tasks.executor.containers.kubernetes.scripts import OVERWRITE, end_helper, stop_all
+from tasks.executor.containers.kubernetes.scripts import OVERWRITE, agent_script, end_helper, stop_all
 from tasks.executor.containers.kubernetes.secret_delivery import (
     forget_objects,
     put_login,
@@ -539,12 +539,14 @@ class KubernetesBackend:
         return pod is None or pod.stage in (Stage.ENDED, Stage.GONE)
 
     async def _signal(self, place: Place, signal: str) -> bool:
-        """Have the helper signal the container, and return whether there is a helper that does."""
+        """Have the agent signal the container, and return whether there is one that does."""
         pod = await self._look(place)
         if pod is None or not pod.has_helper:
             return False
         with suppress(EngineError, EngineUnavailable), trio.move_on_after(SIGNAL_S) as waiting:
-            await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, stop_all(signal))
+            path = f"{place.path}/pods/{pod.name}"
+            code, _ = await answer_to(self._api, path, HELPER, agent_script(stop_all(signal)))
+            return code == 0
         return not waiting.cancelled_caught
 
     # What it leaves
@@ -555,13 +557,13 @@ class KubernetesBackend:
         pod = await self._look(place)
         if pod is None:
             return Collected(b"", None, "the cluster no longer has the container")
-        if pod.stage is Stage.RUNNING:
+        if pod.stage is Stage.RUNNING and not pod.is_leaving:
             raise ContainerRefused("outputs of a container that still runs are not read")
         path = f"{place.path}/pods/{pod.name}"
         log = await through_outage(partial(_log_of, self._api, path, request), PATIENCE_S, LOOK_S)
         if not request.output_path:
             return Collected(log, None)
-        if not pod.has_helper:
+        if not pod.has_helper or pod.stage is Stage.RUNNING:
             return Collected(log, None, pod.why or "the container that serves the outputs has ended")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -616,7 +618,9 @@ class KubernetesBackend:
         pod = await self._look(place)
         if pod is not None and pod.has_helper:
             with suppress(EngineError, EngineUnavailable), trio.move_on_after(WIPE_S):
-                code, _ = await answer_of(self._api, f"{place.path}/pods/{pod.name}", HELPER, OVERWRITE)
+                code, _ = await answer_to(
+                    self._api, f"{place.path}/pods/{pod.name}", HELPER, agent_script(OVERWRITE)
+                )
                 is_whole = code == 0
         is_whole &= await trio.to_thread.run_sync(_wipe_folder, self.folder(task))
         await self.remove(task)

@@ -17,7 +17,7 @@ from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.data_path import AGAIN_S, read_archive
 from tasks.executor.containers.kubernetes.exec_stream import answer_to
 from tasks.executor.containers.kubernetes.manifests import HELPER
-from tasks.executor.containers.kubernetes.scripts import folder_command, stop_all
+from tasks.executor.containers.kubernetes.scripts import agent_script, folder_command, stop_all
 from tasks.executor.containers.outages import through_outage
 
 __all__ = ["fetch_checkpoint", "let_go"]
@@ -74,6 +74,6 @@ async def let_go(api: ClusterApi, pod: str) -> float:
     with suppress(EngineError, EngineUnavailable):
         code, _ = await answer_to(api, pod, HELPER, folder_command("gone", str(NOTICE_S)))
         if code == _STILL_THERE:
-            await answer_to(api, pod, HELPER, ("/bin/sh", "-c", stop_all("KILL")))
+            await answer_to(api, pod, HELPER, agent_script(stop_all("KILL")))
             await answer_to(api, pod, HELPER, folder_command("gone", str(KILL_S)))
     return trio.current_time() - began

@@ -18,9 +18,10 @@ import trio
 
 from tasks.executor.containers.errors import BadOutputs, EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
-from tasks.executor.containers.kubernetes.exec_stream import answer_of, run_command
+from tasks.executor.containers.kubernetes.exec_stream import answer_of, answer_to, run_command
 from tasks.executor.containers.kubernetes.manifests import HELPER, RECEIVER
 from tasks.executor.containers.kubernetes.scripts import (
+    agent_script,
     archive,
     checksum,
     end_pieces,
@@ -167,7 +168,7 @@ async def fetch_outputs(api: ClusterApi, pod: str, file: IO[bytes], output_bytes
 
 
 def _outputs_from(offset: int) -> tuple[str, ...]:
-    return ("/bin/sh", "-c", archive(offset))
+    return agent_script(archive(offset))
 
 
 async def read_archive(
@@ -193,7 +194,8 @@ async def read_archive(
                     found.update(data)
                     await trio.to_thread.run_sync(file.write, data)
             if command.code:
-                raise BadOutputs(f"the folder cannot be read: {command.told.decode('utf-8', 'replace')[:200]}")
+                told = command.told.decode("utf-8", "replace")[:200]
+                raise BadOutputs(f"the folder cannot be read (code {command.code}) {told}".rstrip())
             return size, found.hexdigest()
         except EngineUnavailable:
             if trio.current_time() - heard_at > patience_s:
@@ -203,7 +205,9 @@ async def read_archive(
 
 async def _checksum(api: ClusterApi, pod: str, patience_s: float) -> str:
     """Return the SHA-256 of the archive as the helper reads it."""
-    code, told = await through_outage(lambda: answer_of(api, pod, HELPER, checksum()), patience_s, AGAIN_S)
+    code, told = await through_outage(
+        lambda: answer_to(api, pod, HELPER, agent_script(checksum())), patience_s, AGAIN_S
+    )
     if code:
         raise BadOutputs(f"the outputs cannot be read (code {code})")
     return told.strip()[:64].decode("ascii", "replace")

@@ -33,9 +33,8 @@ CLIENT_BYTES_MAX = 64 << 10
 BEAT_S = 5.0
 SILENCE_S = 60.0
 """A link on which the node says nothing for so long is gone."""
-FILE_BYTES_MAX = 64 << 10
-LOOKED_AT_MAX = 256
-"""Processes that are looked at to find one of the requester's container."""
+USE_FILE = "/dekube/agent/use"
+FRESH_S = 20.0
 
 
 class Client:
@@ -214,47 +213,18 @@ def listen(path: str) -> socket.socket:
     return made
 
 
-def use_of_others() -> bytes:
-    """Return nanoseconds of processors and bytes of memory of the requester's container; nothing if unknown.
-
-    Its processes have another root folder, and see the limits of their own container in it.
-    """
-    own = os.stat("/proc/self/root/")
-    for name in [one for one in os.listdir("/proc") if one.isdigit() and one != "1"][:LOOKED_AT_MAX]:
-        root = f"/proc/{name}/root"
-        try:
-            found = os.stat(root + "/")
-            if (found.st_dev, found.st_ino) != (own.st_dev, own.st_ino):
-                return USE.pack(*use_below(root + "/sys/fs/cgroup"))
-        except (OSError, ValueError, KeyError, struct.error):
-            continue
-    return b""
-
-
-def use_below(folder: str) -> tuple[int, int]:
-    """Return the use that a control group tells, in either version. Raises OSError, ValueError, KeyError."""
-    if os.path.exists(folder + "/cgroup.controllers"):
-        used = numbers(folder + "/cpu.stat")["usage_usec"] * 1_000
-        held, cached = int(short(folder + "/memory.current")), numbers(folder + "/memory.stat")["inactive_file"]
-    else:
-        used = int(short(folder + "/cpuacct/cpuacct.usage"))
-        held = int(short(folder + "/memory/memory.usage_in_bytes"))
-        cached = numbers(folder + "/memory/memory.stat").get("total_inactive_file", 0)
-    return used, max(0, held - cached)
-
-
-def numbers(path: str) -> dict[str, int]:
-    """Return a file of lines with a name and a number."""
-    return {line.split()[0]: int(line.split()[1]) for line in short(path).splitlines() if len(line.split()) == 2}
-
-
-def short(path: str) -> str:
-    """Return the text of a small plain file."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def use_told() -> bytes:
+    """Return what the agent measured last (``helper_agent``); nothing if that is old, or has another form."""
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("not a file")
-        return os.read(handle, FILE_BYTES_MAX).decode("ascii")
+        handle = os.open(USE_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or abs(time.time() - found.st_mtime) > FRESH_S:
+            return b""
+        data = os.read(handle, USE.size + 1)
+        return data if len(data) == USE.size else b""
     finally:
         os.close(handle)
 
@@ -262,7 +232,7 @@ def short(path: str) -> str:
 def serve(how: str) -> None:
     """Carry connections until the pod ends; ``stay``: not before the pod's time to end is over."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "stay" else lambda *_: os._exit(0))
-    server = Server(listen(SOCKET), listen(LINK), use_of_others)
+    server = Server(listen(SOCKET), listen(LINK), use_told)
     while True:
         server.step()
 

@@ -1,9 +1,10 @@
 """The objects of one container in a cluster, and whether the API server made them as they were ordered.
 
 A task has a namespace of its own with Pod Security ``restricted``, a policy that denies all traffic both ways, a
-quota of one pod, and a Job with that pod. The pod has the requester's container and two of the helper: one
-receives the inputs before the requester's container starts. The other starts before it too, serves its socket, and
-its outputs after it has ended.
+quota of one pod, and a Job with that pod. The pod has the requester's container and three of the helper's image.
+The first receives the inputs before the requester's container starts. The agent has the user of that container:
+it reads its files and signals its processes. The helper has another user. It serves the socket, and it is the only
+one that the node's commands enter once the requester's container runs (R142).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
 from tasks.executor.containers.kubernetes.quantities import amount
-from tasks.executor.containers.kubernetes.scripts import RECEIVE, serve_command, wait_for_sockets
+from tasks.executor.containers.kubernetes.scripts import RECEIVE, agent_command, serve_command, wait_for_sockets
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,
@@ -29,6 +30,7 @@ from tasks.executor.containers.settings import CHECKPOINT_FOLDER, SOCKET_PATH, e
 from tasks.kinds.disk_room import BLOCK_BYTES, ENTRIES_MAX, ENTRY_BYTES
 
 __all__ = [
+    "AGENT",
     "HELPER",
     "LABEL_NODE",
     "LABEL_TASK",
@@ -39,6 +41,7 @@ __all__ = [
     "check_made",
     "check_pod",
     "helper_pod",
+    "helper_user",
     "job_body",
     "namespace_body",
     "place_of",
@@ -53,6 +56,7 @@ ANNOTATION_TASK: Final = "dekube/task"
 MANAGED: Final = "app.kubernetes.io/managed-by"
 MAIN: Final = "main"
 HELPER: Final = "outputs"
+AGENT: Final = "files"
 RECEIVER: Final = "inputs"
 JOB: Final = "container"
 NAME_BYTES_MAX: Final = 63
@@ -65,6 +69,8 @@ HELPER_MILLICORES_MAX: Final = 1_000
 STAGE_MIB: Final = 256
 """Room for pieces of the inputs that arrived and are not yet unpacked."""
 SOCKET_MIB: Final = 1
+AGENT_MIB: Final = 1
+HELPER_USER: Final = 65_533
 LOG_MIB: Final = 64
 """What a container's log may take of its node's disk, beside the container's own disk."""
 GRACE_S: Final = 5
@@ -163,6 +169,11 @@ def quota_body(place: Place, cluster: Cluster) -> dict[str, Any]:
         "apiVersion": "v1", "kind": "ResourceQuota",
         "metadata": {"name": "one-pod", "labels": dict(place.labels)}, "spec": {"hard": hard},
     }  # fmt: skip
+
+
+def helper_user(user: int) -> int:
+    """Return the user of the helper: not that of the container, which could stop what enters the helper."""
+    return HELPER_USER if user != HELPER_USER else HELPER_USER - 1
 
 
 def _security(user: int) -> dict[str, Any]:
@@ -267,13 +278,14 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     receives = [inputs, disk, stage, *([_mount(VOLUME, IN_HELPER)] if request.secrets.files else ())]
     receiver = _helper(RECEIVER, cluster.helper_image, RECEIVE, user, receives)
     # It reads the outputs; of a private container it overwrites them at the end, and the inputs.
-    serves = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
+    reads = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
+    door, stays = _mount("agent", "/dekube/agent"), bool(request.checkpoint_path)
+    agent = _helper(AGENT, cluster.helper_image, "", user, [*reads, door]) | {
+        "command": [_literal(word) for word in agent_command(stays=stays)],
+    }
     memory_mib = EGRESS_MEMORY_MIB if request.egress else HELPER_MEMORY_MIB
-    helper = _helper(HELPER, cluster.helper_image, "", user, [*serves, stage, socket], memory_mib) | {
-        "command": [
-            _literal(word)
-            for word in serve_command(stays=bool(request.checkpoint_path), egress=bool(request.egress))
-        ],
+    helper = _helper(HELPER, cluster.helper_image, "", helper_user(user), [stage, socket, door], memory_mib) | {
+        "command": [_literal(word) for word in serve_command(stays=stays, egress=bool(request.egress))],
         # The kubelet starts containers one after the other, each when the hook of the one before has ended.
         "lifecycle": {
             "postStart": {"exec": {"command": ["/bin/sh", "-c", wait_for_sockets(egress=bool(request.egress))]}}
@@ -301,11 +313,12 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
             "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [receiver], "containers": [helper, main_container(request, cluster)],
+        "initContainers": [receiver], "containers": [agent, helper, main_container(request, cluster)],
         "volumes": [
             claim("disk", limits.disk_mib) if cluster.storage_class else volume("disk", limits.disk_mib),
             volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
-            volume("socket", SOCKET_MIB), volume("shm", max(1, limits.memory_mib // 2), "Memory"),
+            volume("socket", SOCKET_MIB), volume("agent", AGENT_MIB),
+            volume("shm", max(1, limits.memory_mib // 2), "Memory"),
             *([volume_body()] if request.secrets.files else ()),
         ],
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""The programs of the helper container: ``sh`` with ``tar``, ``head``, ``sha256sum``, ``mv``, and ``python3``.
+"""The programs of the helper's containers: ``sh`` with ``tar``, ``head``, ``sha256sum``, ``mv``, and ``python3``.
 
 Any image with a shell and these tools will do. One command takes a piece of the inputs: it is written beside its
 place, compared with its checksum and moved there whole. So a piece that is sent twice, or half, changes nothing.
-Two programs are Python's: their text is in the pod, so anybody can read what runs there.
+Three programs are Python's: their text is in the pod, so anybody can read what runs there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ __all__ = [
     "LINK_COMMAND",
     "OVERWRITE",
     "RECEIVE",
+    "agent_command",
+    "agent_script",
     "archive",
+    "by_agent",
     "checksum",
     "end_helper",
     "end_pieces",
@@ -32,6 +35,7 @@ ROOT: Final = "/dekube"
 STAGE: Final = "/dekube/stage"
 INPUTS: Final = "/dekube/inputs"
 DISK: Final = "/dekube/disk"
+AGENT: Final = "/dekube/agent"
 
 RECEIVE: Final = f"""
 set -e
@@ -44,21 +48,32 @@ trap 'exit 143' TERM
 while [ ! -e end."$n" ]; do
   if [ -e "$n" ]; then cat "$n"; rm "$n"; n=$((n+1)); echo "$n" > next.new; mv next.new next; else sleep 0.05; fi
 done | tar -xof - -C {ROOT}
+for f in part.*; do
+  [ ! -f "$f" ] || head -c "$(stat -c %s "$f")" /dev/zero | dd of="$f" conv=notrunc,fsync 2>/dev/null
+  rm -f "$f"
+done
 : > unpacked
 """
-"""Makes the folders of the disk, then unpacks the pieces in their order until the end is marked."""
+"""Makes the folders of the disk, then unpacks the pieces in their order until the end is marked.
+
+A piece that arrived in part is overwritten: it may be private, and nobody comes here later."""
 
 _SERVE: Final = f"""
 echo $$ > {STAGE}/pid
 printf %s "$1" > {STAGE}/socket.py
-printf %s "$2" > {STAGE}/folder.py
+printf %s "$2" > {STAGE}/agent.py
 if [ -n "$4" ]; then
   printf %s "$4" > {STAGE}/egress.py
   python3 -I -S {STAGE}/egress.py serve &
 fi
 exec python3 -I -S {STAGE}/socket.py "$3"
 """
-_FOLDER: Final = ("python3", "-I", "-S", f"{STAGE}/folder.py")
+_AGENT: Final = f"""
+printf %s "$1" > {AGENT}/agent.py
+printf %s "$2" > {AGENT}/folder.py
+exec python3 -I -S {AGENT}/agent.py serve "$3"
+"""
+_FOLDER: Final = ("python3", "-I", "-S", f"{AGENT}/folder.py")
 LINK_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/socket.py", "link")
 EGRESS_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/egress.py", "link")
 _WAIT_FOR: Final = """
@@ -87,9 +102,27 @@ def serve_command(*, stays: bool, egress: bool = False) -> list[str]:
     With ``egress`` it serves the door of the node's proxy too.
     """
     return [
-        "/bin/sh", "-c", _SERVE, "sh", _program("helper_socket.py"), _program("helper_folder.py"),
+        "/bin/sh", "-c", _SERVE, "sh", _program("helper_socket.py"), _program("helper_agent.py"),
         "stay" if stays else "serve", _program("helper_egress.py") if egress else "",
     ]  # fmt: skip
+
+
+def agent_command(*, stays: bool) -> list[str]:
+    """Return the command of the agent, which has the rights of the requester's container (``helper_agent``)."""
+    return [
+        "/bin/sh", "-c", _AGENT, "sh", _program("helper_agent.py"), _program("helper_folder.py"),
+        "stay" if stays else "serve",
+    ]  # fmt: skip
+
+
+def by_agent(*words: str) -> tuple[str, ...]:
+    """Return the command for the helper that has the agent run these words."""
+    return ("python3", "-I", "-S", f"{STAGE}/agent.py", "run", *words)
+
+
+def agent_script(script: str) -> tuple[str, ...]:
+    """Return the command for the helper that has the agent run a script of the shell."""
+    return by_agent("/bin/sh", "-c", script)
 
 
 OVERWRITE: Final = f"""
@@ -106,21 +139,21 @@ wipe() {{
   done
 }}
 while :; do echo; sleep 5; done & alive=$!
-wipe {DISK}; wipe {INPUTS}; wipe {STAGE}
+wipe {DISK}; wipe {INPUTS}
 kill $alive
 exit $ok
 """
-"""Overwrites all files of a private container, whose user is the helper's; no link is followed."""
+"""Overwrites all files of a private container, whose user is the agent's; no link is followed."""
 
 
 def folder_command(*words: str) -> tuple[str, ...]:
-    """Return the command that reads the folder of checkpoints (``helper_folder``)."""
-    return (*_FOLDER, *words)
+    """Return the helper's command to have the folder of checkpoints read (``helper_folder``)."""
+    return by_agent(*_FOLDER, *words)
 
 
 def end_helper() -> str:
-    """Return the script that ends the helper: its pod, which the cluster takes away, has nothing to wait for."""
-    return f"kill -9 $(cat {STAGE}/pid)"
+    """Return the script that ends agent and helper: a pod that is taken away has nothing to wait for."""
+    return f"python3 -I -S {STAGE}/agent.py end; kill -9 $(cat {STAGE}/pid)"
 
 
 def where_pieces_end() -> str:
@@ -172,7 +205,7 @@ exit $code
 def stop_all(signal: str) -> str:
     """Return the script that sends a signal to every process of the requester's container.
 
-    The pod shares one list of processes. Those of the helper have the helper's root folder.
+    The pod shares one list of processes. Those of the agent have its root folder; it may signal no others.
     """
     return f"""
 own=$(stat -Lc %d:%i /proc/self/root/)

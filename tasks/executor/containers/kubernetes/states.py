@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Final
 
 from tasks.executor.containers.errors import EngineError
-from tasks.executor.containers.kubernetes.manifests import HELPER, MAIN, RECEIVER
+from tasks.executor.containers.kubernetes.manifests import AGENT, HELPER, MAIN, RECEIVER
 
 __all__ = ["Exit", "Pod", "Stage", "Trouble", "read_pod"]
 
@@ -92,11 +92,11 @@ def _read(found: Mapping[str, Any], now: datetime) -> Pod:
     meta, status = found["metadata"], found.get("status") or {}
     main = _state(status.get("containerStatuses"), MAIN)
     receiver = _state(status.get("initContainerStatuses"), RECEIVER)
-    helper = _state(status.get("containerStatuses"), HELPER)
+    helper, agent = (_state(status.get("containerStatuses"), name) for name in (HELPER, AGENT))
     phase, gone_at = str(status.get("phase", "")), _moment(meta.get("deletionTimestamp"))
     ended = main.get("terminated")
     started = _moment((ended or main.get("running") or {}).get("startedAt"))
-    trouble, why = _trouble(status, (receiver, main, helper))
+    trouble, why = _trouble(status, (receiver, main, helper, agent))
     up_s, gone_by = 0.0, None
     if ended is not None and started is not None:
         up_s = max(0.0, ((_moment(ended.get("finishedAt")) or started) - started).total_seconds())
@@ -120,7 +120,7 @@ def _read(found: Mapping[str, Any], now: datetime) -> Pod:
     return Pod(
         str(meta["name"]), str(meta["uid"]), stage, trouble, why,
         str((found.get("spec") or {}).get("nodeName", "")), up_s, gone_by,
-        helper.get("running") is not None and phase == "Running", gone_at is not None,
+        None not in (helper.get("running"), agent.get("running")) and phase == "Running", gone_at is not None,
         0.0 if gone_at is None else max(0.0, (now - gone_at).total_seconds()),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.primitives.errors import DecodeError
-from tasks.executor.containers.kubernetes import helper_folder, helper_socket
+from tasks.executor.containers.kubernetes import helper_agent, helper_folder, helper_socket
 from tasks.executor.containers.kubernetes.link import (
     CLOSE,
     DATA,
@@ -28,7 +28,7 @@ from tasks.executor.containers.kubernetes.link import (
     decode_use,
     encode_frame,
 )
-from tasks.executor.containers.kubernetes.scripts import serve_command
+from tasks.executor.containers.kubernetes.scripts import agent_command, serve_command
 from tasks.executor.containers.outputs import pack_outputs
 
 FRAMES = st.lists(
@@ -211,5 +211,6 @@ def test_a_folder_of_the_same_state_is_the_same_archive_and_holds_what_is_whole(
 def test_what_a_pod_runs_is_in_the_pod() -> None:
     command = serve_command(stays=True)
     assert command[4] == Path(helper_socket.__file__).read_text()
-    assert command[5] == Path(helper_folder.__file__).read_text()
+    assert command[5] == Path(helper_agent.__file__).read_text()
+    assert agent_command(stays=False)[5] == Path(helper_folder.__file__).read_text()
     assert "$" not in command[4] + command[5], "a kubelet would expand it"

@@ -28,6 +28,8 @@ from tasks.executor.containers.kubernetes.drift import changed_part, is_policy
 from tasks.executor.containers.kubernetes.exec_stream import status_of
 from tasks.executor.containers.kubernetes.inventory import pod_amounts
 from tasks.executor.containers.kubernetes.manifests import (
+    AGENT,
+    HELPER,
     MAIN,
     Cluster,
     check_made,
@@ -83,11 +85,25 @@ def test_every_pod_is_restricted(made: ContainerRequest) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
         assert set(one["resources"]["limits"]) == set(one["resources"]["requests"])
-    main = spec["containers"][1]["resources"]
+    main = spec["containers"][-1]["resources"]
     assert main["limits"] == main["requests"], "a container gets what it asked for, no more and no less"
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
     assert all(volume["emptyDir"]["sizeLimit"] for volume in spec["volumes"])
     assert json.loads(json.dumps(spec)) == spec
+
+
+@given(REQUESTS)
+def test_n64_no_command_of_the_node_runs_under_the_user_of_a_container(made: ContainerRequest) -> None:
+    spec = pod_spec(made, CLUSTER)
+    by_name = {one["name"]: one for one in spec["containers"]}
+    assert by_name[HELPER]["securityContext"]["runAsUser"] not in (0, made.user)
+    assert by_name[AGENT]["securityContext"]["runAsUser"] == made.user
+    assert by_name[HELPER]["securityContext"]["runAsGroup"] != made.user
+    programs = {one["name"] for one in by_name[HELPER]["volumeMounts"]}
+    assert not programs & {"disk", "inputs", "secrets"}, "it needs none of the container's files"
+    shared = {one["name"] for name in (AGENT, MAIN) for one in by_name[name]["volumeMounts"]}
+    assert "stage" not in shared, "there the helper's programs are"
+    assert [one["name"] for one in spec["containers"]][-1] == MAIN, "nothing starts beside it"
 
 
 @given(REQUESTS)
@@ -100,7 +116,7 @@ def test_no_pod_is_evicted_for_what_its_volumes_may_hold(made: ContainerRequest)
 
 @given(REQUESTS)
 def test_no_word_of_a_requester_is_expanded(made: ContainerRequest) -> None:
-    container = pod_spec(made, CLUSTER)["containers"][1]
+    container = pod_spec(made, CLUSTER)["containers"][-1]
     words = [*container.get("command", ()), *container.get("args", ())]
     assert tuple(word.replace("$$", "$") for word in words) == made.command
     assert all("$" not in word.replace("$$", "") for word in words)
@@ -142,7 +158,7 @@ def test_a_disk_of_a_storage_class_is_the_only_claim() -> None:
 def test_what_a_pod_asks_for_is_what_is_counted() -> None:
     limits = Limits(cores=2, memory_mib=256, disk_mib=64, output_bytes=1, time_limit_s=9, gpus=3)
     found = pod_amounts(pod_spec(request(limits=limits), CLUSTER), GPU)
-    assert (found.millicores, found.memory, found.gpus, found.pods) == (2_100, 320 << 20, 3, 1)
+    assert (found.millicores, found.memory, found.gpus, found.pods) == (2_200, 384 << 20, 3, 1)
 
 
 @given(REQUESTS)
@@ -163,7 +179,7 @@ def test_what_a_server_made_is_compared() -> None:
     ordered = job_body(request(), CLUSTER, PLACE)
     made = copy.deepcopy(ordered)
     made["metadata"]["uid"] = "1"
-    made["spec"]["template"]["spec"]["containers"][1]["resources"]["limits"]["cpu"] = "2"
+    made["spec"]["template"]["spec"]["containers"][-1]["resources"]["limits"]["cpu"] = "2"
     made["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
     del made["spec"]["template"]["spec"]["hostNetwork"]
     check_made(ordered, made)
@@ -201,7 +217,8 @@ def _pod(**status: Any) -> dict[str, Any]:
 
 
 def _main(**state: Any) -> list[dict[str, Any]]:
-    return [{"name": "main", "state": state}, {"name": "outputs", "state": {"running": {}}}]
+    others: list[dict[str, Any]] = [{"name": name, "state": {"running": {}}} for name in (HELPER, AGENT)]
+    return [{"name": "main", "state": state}, *others]
 
 
 def test_the_end_of_a_container_is_read() -> None:
@@ -410,5 +427,5 @@ def test_n51_each_part_of_a_pod_that_others_change_is_named() -> None:
     assert changed_part(before, now) == ""
     now["spec"]["ephemeralContainers"] = [{"name": "debugger"}]
     assert changed_part(before, now) == "ephemeralContainers"
-    now["spec"]["containers"][1]["image"] = "other"
+    now["spec"]["containers"][-1]["image"] = "other"
     assert changed_part(before, now) == "containers"
