@@ -21,6 +21,8 @@ from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.keys import SIGNATURE_BYTES, VOTE_KEY_BYTES
 from state.primitives.listen import parse_host_port, parse_listen
 from tasks.executor.containers.egress.addresses import Network, parse_network
+from tasks.executor.containers.errors import ContainerRefused
+from tasks.executor.containers.mirrors import Mirrors, parse_mirrors
 from tasks.executor.measures import MEASURES
 from tasks.kinds.egress import EGRESS_MAX, entry_of
 
@@ -44,6 +46,7 @@ __all__ = [
     "flat_options",
     "load_options",
     "load_table",
+    "mirrors_of",
     "parse_barred",
     "parse_checkpoint",
     "parse_egress",
@@ -271,6 +274,14 @@ def parse_barred(lent: DockerOptions | KubernetesOptions) -> tuple[Network, ...]
     return tuple(found)
 
 
+def mirrors_of(lent: DockerOptions | KubernetesOptions) -> Mirrors:
+    """Return where images are pulled instead. Raises ConfigError."""
+    try:
+        return parse_mirrors(lent.mirrors)
+    except ContainerRefused as error:
+        raise ConfigError(f"{_table_of(lent)}.mirrors: {error}") from None
+
+
 def _table_of(lent: DockerOptions | KubernetesOptions) -> str:
     return "executor.docker" if isinstance(lent, DockerOptions) else "executor.kubernetes"
 
@@ -444,6 +455,7 @@ def check_options(options: NodeOptions) -> None:
     for lent in (options.executor.docker, options.executor.kubernetes):
         parse_egress(lent)
         parse_barred(lent)
+        mirrors_of(lent)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

@@ -191,6 +191,8 @@ class DockerOptions:
     socket: str = "/var/run/docker.sock"
     images: tuple[str, ...] = ("*",)
     """Repositories that may run; one that ends with ``*`` stands for all that begin so."""
+    mirrors: tuple[str, ...] = ()
+    """Where images are pulled instead, by the same digest: ``docker.io=mirror.example/hub``."""
     disk_gib: int = 64
     """Half for images, half for the disks of containers."""
     image_gib: int = 16
@@ -234,6 +236,8 @@ class KubernetesOptions:
     """How the namespaces of this node begin: each task has one."""
     images: tuple[str, ...] = ("*",)
     """Repositories that may run; one that ends with ``*`` stands for all that begin so."""
+    mirrors: tuple[str, ...] = ()
+    """Where images of tasks are pulled instead, by the same digest: ``docker.io=mirror.example/hub``."""
     helper_image: str = ""
     """Image by digest that carries inputs and outputs: ``sh``, ``tar``, ``head``, ``sha256sum``, ``stat``."""
     runtime_class: str = ""

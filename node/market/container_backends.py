@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.home.config import parse_egress
+from node.home.config import mirrors_of, parse_egress
 from node.home.options import ExecutorOptions
 from tasks.executor.containers import docker
 from tasks.executor.containers.backend import ContainerBackend
@@ -27,8 +27,9 @@ def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> Container
         return cluster_of(options, node, folder)
     lent = options.docker
     chosen = docker.DockerOptions(
-        lent.socket, lent.images, lent.disk_gib, lent.image_gib, lent.root_allowed, lent.gpus, parse_egress(lent)
-    )
+        lent.socket, lent.images, lent.disk_gib, lent.image_gib, lent.root_allowed, lent.gpus, parse_egress(lent),
+        mirrors_of(lent),
+    )  # fmt: skip
     logins = read_logins(Path(lent.logins)) if lent.logins else {}
     return docker.DockerBackend(chosen, node, folder, logins)
 
@@ -43,6 +44,7 @@ def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernete
         lent.kubeconfig, lent.prefix, lent.images, lent.helper_image, lent.runtime_class, lent.gpu_resource,
         lent.gpus, lent.disk_gib, lent.unisolated_allowed, lent.node_selector, lent.tolerations,
         lent.priority_class, lent.storage_class, lent.reserve_percent, lent.reserve_gpus, parse_egress(lent),
+        mirrors_of(lent),
     )  # fmt: skip
     made: kubernetes.KubernetesBackend = found.KubernetesBackend(chosen, node, folder)
     return made

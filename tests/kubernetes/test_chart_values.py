@@ -21,6 +21,8 @@ LEAST: dict[str, Any] = {
 }  # fmt: skip
 TASKS: dict[str, Any] = {
     "nodeSelector": {"pool": "market"}, "storageClass": "fast",
+    "mirrors": {"docker.io": "mirror.example/hub", "quay.io/org": "127.0.0.1:5000"},
+    "egress": ["*.pypi.org", "deb.debian.org:80"],
     "tolerations": [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
         {"key": "for", "value": "market", "effect": "NoExecute"},
@@ -54,6 +56,8 @@ def test_the_node_takes_the_configuration_that_values_make(tmp_path: Path) -> No
     assert lent.helper_image == f"registry.example:5000/node@{DIGEST}"
     assert lent.node_selector == ("pool=market",)
     assert lent.tolerations == ("nvidia.com/gpu:NoSchedule", "for=market:NoExecute")
+    assert lent.mirrors == ("docker.io=mirror.example/hub", "quay.io/org=127.0.0.1:5000")
+    assert lent.egress == ("*.pypi.org", "deb.debian.org:80")
     assert options.registry.stake == 10**21 and options.p2p.uplink_mbit_per_s == 10_000
     assert options.p2p.bootstrap == (BOOTSTRAP,) and options.roles == ("compute",)
     assert (options.metrics.listen, options.keys.account) == (":9100", "/run/dekube/keys/account.json")
@@ -82,6 +86,10 @@ def test_an_unknown_option_is_told_by_the_node(tmp_path: Path) -> None:
         ({"config": {"executor": {"kubernetes": {"kubeconfig": "/x"}}}}, "/config/executor/kubernetes/kubeconfig"),
         ({"tasks": {"priorityClass": {"value": 0}}}, "/tasks/priorityClass/value"),
         ({"tasks": {"tolerations": [{"operator": "Exists"}]}}, "/tasks/tolerations"),
+        ({"tasks": {"egress": "pypi.org"}}, "/tasks/egress"),
+        ({"tasks": {"mirrors": {"docker.io": ""}}}, "/tasks/mirrors"),
+        ({"proxy": {"https": "http://user:word@proxy.example:3128"}}, "/proxy/https"),
+        ({"proxy": {"https": "http://proxy.example:3128", "secret": "proxy"}}, "/proxy"),
         ({"home": {"size": "much"}}, "/home/size"),
         ({"replicas": 2}, "replicas"),
     ],
@@ -89,6 +97,24 @@ def test_an_unknown_option_is_told_by_the_node(tmp_path: Path) -> None:
 def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], told: str, tmp_path: Path) -> None:
     made, said = rendered(tmp_path, LEAST | values, check=False)
     assert not made and told in said, said
+
+
+def test_a_login_of_a_proxy_is_in_no_object(tmp_path: Path) -> None:
+    """The pod names a Secret; a proxy without a login may stand in the values."""
+
+    def variables(proxy: dict[str, str]) -> dict[str, Any]:
+        made, _ = rendered(tmp_path, LEAST | {"proxy": proxy})
+        (found,) = [one for one in made if one["kind"] == "StatefulSet"]
+        (node,) = found["spec"]["template"]["spec"]["containers"]
+        return {one["name"]: one.get("value", one.get("valueFrom")) for one in node["env"]}
+
+    url = "http://proxy.example:3128"
+    assert variables({"http": url, "https": url, "none": ".svc"}).items() >= {
+        "HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": ".svc"
+    }.items()  # fmt: skip
+    made = variables({"secret": "proxy", "none": ".svc"})
+    assert made["HTTPS_PROXY"] == {"secretKeyRef": {"name": "proxy", "key": "https", "optional": True}}
+    assert made["HTTP_PROXY"] == {"secretKeyRef": {"name": "proxy", "key": "http", "optional": True}}
 
 
 def test_nothing_of_a_pod_is_less_than_restricted(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from tasks.executor.containers.images import Images
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_stream import LogTail, RotationWatch
 from tasks.executor.containers.masking import Masker
+from tasks.executor.containers.mirrors import NO_MIRRORS, Mirrors
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import Outputs, archive_limit, pack_file
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest, is_among
@@ -79,7 +80,7 @@ class DockerOptions:
     ``images`` are the repositories that may run; one that ends with ``*`` stands for all that begin so.
     ``disk_gib`` bounds what images and containers of this node take together, ``image_gib`` one image. Without
     ``root_allowed`` a job that wants user 0 needs an engine with user namespaces. ``egress`` are patterns of the
-    names that containers may reach (``tasks.kinds.egress``).
+    names that containers may reach (``tasks.kinds.egress``). ``mirrors`` are where images are pulled instead.
     """
 
     socket: str = "/var/run/docker.sock"
@@ -89,6 +90,7 @@ class DockerOptions:
     root_allowed: bool = True
     gpus: tuple[str, ...] = ()
     egress: tuple[str, ...] = ()
+    mirrors: Mirrors = NO_MIRRORS
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
@@ -135,7 +137,7 @@ class DockerBackend:
         self._engine = Engine(options.socket)
         self._images = Images(
             self._engine, node, folder / "images", logins or {}, bytes_max=options.image_gib * _GIB,
-            kept_bytes_max=options.disk_gib * _GIB // 2,
+            kept_bytes_max=options.disk_gib * _GIB // 2, mirrors=options.mirrors,
         )  # fmt: skip
         self._disks_bytes_max = options.disk_gib * _GIB // 2
         self._facts: EngineFacts | None = None
@@ -204,6 +206,7 @@ class DockerBackend:
         facts = await self._granted()
         if not self._options.allows(request.image.repository):
             raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
+        self._options.mirrors.source(request)
         if request.user == 0 and not facts.has_user_namespace and not self._options.root_allowed:
             raise ContainerRefused("user 0 without a user namespace: the operator does not allow it")
         if request.limits.gpus and not facts.has_gpus:

@@ -24,6 +24,7 @@ from tasks.executor.containers.errors import (
     NoRoom,
 )
 from tasks.executor.containers.loaded_images import LoadedNotes, checked_archive, sent
+from tasks.executor.containers.mirrors import NO_MIRRORS, Mirrors
 from tasks.executor.containers.request import ContainerRequest, Image
 from tasks.executor.containers.settings import ImageFacts, image_facts
 
@@ -60,8 +61,9 @@ class Images:
 
     def __init__(
         self, engine: Engine, node: bytes, folder: Path, logins: Mapping[str, RegistryLogin], *, bytes_max: int,
-        kept_bytes_max: int,
+        kept_bytes_max: int, mirrors: Mirrors = NO_MIRRORS,
     ) -> None:  # fmt: skip
+        self._mirrors = mirrors
         self._engine, self._folder, self._logins = engine, folder, logins
         self._own = f"dekube-{node.hex()[:16]}"
         self._bytes_max, self._kept_bytes_max = bytes_max, kept_bytes_max
@@ -69,7 +71,8 @@ class Images:
 
     async def find(self, request: ContainerRequest) -> ImageFacts | None:
         """Return the image of a request if it is here. Raises DigestMismatch if the engine names another one."""
-        names: tuple[str, ...] = (request.image.reference, request.image.name)
+        source = self._mirrors.source(request)
+        names: tuple[str, ...] = (request.image.reference, request.image.name, source.reference)
         if request.archive:
             names = await trio.to_thread.run_sync(self._loaded.ids, request)
         for name in names:
@@ -95,7 +98,9 @@ class Images:
         if found is None:
             if request.secrets.login is not None:  # written first: an image that it brings is never without
                 await trio.to_thread.run_sync(self._note_login, request.image)
-            await self._pull(request.image, login, root, on_pull)
+            source = self._mirrors.source(request)
+            await self._pull(source, login, root, on_pull)
+            await trio.to_thread.run_sync(self._note_reference, request.image.digest, source.reference)
             found = await self.find(request)
             if found is None:
                 raise ImageUnavailable(f"{request.image.reference}: the engine does not have it after the pull")
@@ -138,7 +143,7 @@ class Images:
         """Return the login for a request's registry: that of its task, or the operator's."""
         own = request.secrets.login
         if own is None:
-            return self._logins.get(request.image.registry)
+            return self._logins.get(self._mirrors.source(request).registry)
         return RegistryLogin(request.image.registry, *own)
 
     def _login_mark(self, image: Image) -> Path:
@@ -171,9 +176,15 @@ class Images:
     def _note_use(self, request: ContainerRequest) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         used = self._folder / request.image.digest.hex()
-        # What was loaded has the node's tag alone, and what was pulled a name of its registry too.
-        used.write_text("" if request.archive else request.image.reference, encoding="ascii")
+        if request.archive or not used.exists():
+            # What was loaded has the node's tag alone, and what was pulled a name of its registry too.
+            self._note_reference(request.image.digest, "" if request.archive else request.image.reference)
         os.utime(used)
+
+    def _note_reference(self, digest: bytes, reference: str) -> None:
+        """Note the name under which the engine has an image: the registry's, or the mirror's."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._folder / digest.hex()).write_text(reference, encoding="ascii")
 
     async def sweep(self) -> int:
         """Remove the longest unused own images until the rest fits the limit; return how many went."""

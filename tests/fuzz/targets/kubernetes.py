@@ -27,6 +27,7 @@ users: [{name: u, user: {token: abc}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 """
+PROXIED = KUBECONFIG.replace(b'6443"', b'6443", proxy-url: "http://u:p@proxy.example:3128"')
 POD = json.dumps({
     "metadata": {"name": "container-x", "uid": "1", "labels": {}},
     "spec": {"nodeName": "m"},
@@ -87,8 +88,8 @@ def _read_frames(data: bytes) -> None:
 
 def targets() -> Iterator[tuple[str, Target]]:
     yield "a kubeconfig", Target(
-        lambda data: decode_kubeconfig(data, Path("/nowhere")), (KUBECONFIG,),
-        (f"{HERE}.access:decode_kubeconfig",), (ContainerRefused,), cost=8,
+        lambda data: decode_kubeconfig(data, Path("/nowhere")), (KUBECONFIG, PROXIED),
+        (f"{HERE}.access:decode_kubeconfig", f"{HERE}.proxying:decode_proxy"), (ContainerRefused,), cost=8,
     )  # fmt: skip
     yield (
         "an inventory of a cluster",

@@ -71,6 +71,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- $_ := set $pods "tolerations" $texts -}}
 {{- end -}}
+{{- with .Values.tasks.egress }}{{ $_ := set $pods "egress" . }}{{ end -}}
+{{- with .Values.tasks.mirrors }}{{ $rows := list }}{{ range $name, $mirror := . }}{{ $rows = append $rows (printf "%s=%s" $name $mirror) }}{{ end }}{{ $_ := set $pods "mirrors" $rows }}{{ end -}}
 {{- with .Values.tasks.storageClass }}{{ $_ := set $pods "storage_class" . }}{{ end -}}
 {{- $_ := set $pods "priority_class" (include "dekube.priority" .) -}}
 {{- $given := dict "executor" (dict "kubernetes" $pods) -}}

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from tasks.executor.containers.errors import ContainerRefused
+from tasks.executor.containers.kubernetes.proxying import ClusterProxy, decode_proxy
 
 __all__ = ["ACCOUNT_FOLDER", "ClusterAccess", "decode_kubeconfig", "in_cluster", "read_access"]
 
@@ -46,6 +47,7 @@ class ClusterAccess:
     certificate_pem: bytes = field(default=b"", repr=False)
     key_pem: bytes = field(default=b"", repr=False)
     ca_file: Path | None = None
+    proxy: ClusterProxy | None = None
 
     def authority(self) -> str:
         """Return the certificates that vouch for the server now. Raises ContainerRefused for what is no text."""
@@ -111,9 +113,7 @@ def decode_kubeconfig(data: bytes, folder: Path) -> ClusterAccess:
     context = _named(whole, "contexts", "context", _text(whole, "current-context"))
     cluster = _named(whole, "clusters", "cluster", _text(context, "cluster"))
     user = _named(whole, "users", "user", _text(context, "user"))
-    refused = [name for name in _REFUSED if user.get(name)] + [
-        name for name in ("proxy-url",) if cluster.get(name)
-    ]
+    refused = [name for name in _REFUSED if user.get(name)]
     if refused:
         raise ContainerRefused(
             f"the kubeconfig has {refused[0]!r}, which is not taken: give a token or a certificate, best of an "
@@ -122,12 +122,16 @@ def decode_kubeconfig(data: bytes, folder: Path) -> ClusterAccess:
     server = _text(cluster, "server")
     if not _is_https(server):
         raise ContainerRefused(f"the kubeconfig's server {server[:100]!r} is not an https address")
-    token_file = _text(user, "tokenFile")
+    token_file, proxy = _text(user, "tokenFile"), decode_proxy(_text(cluster, "proxy-url"))
+    if proxy is not None and _text(cluster, "tls-server-name"):
+        raise ContainerRefused(
+            "the kubeconfig has a proxy-url and a tls-server-name, which are not taken together"
+        )
     return ClusterAccess(
         server.rstrip("/"), _pem(cluster, "certificate-authority", folder),
         not cluster.get("insecure-skip-tls-verify"), _text(cluster, "tls-server-name"), _text(user, "token"),
         folder / token_file if token_file else None, _pem(user, "client-certificate", folder),
-        _pem(user, "client-key", folder),
+        _pem(user, "client-key", folder), proxy=proxy,
     )  # fmt: skip
 
 

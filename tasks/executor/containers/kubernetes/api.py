@@ -74,7 +74,9 @@ class ClusterApi:
 
     def _client(self) -> httpx.AsyncClient:
         if self._http is None:
+            proxy = self.access.proxy
             self._http = httpx.AsyncClient(
+                proxy=None if proxy is None else proxy.of_library(),
                 verify=self.context, base_url=self.access.server, trust_env=False, follow_redirects=False,
                 timeout=httpx.Timeout(CALL_S, connect=CONNECT_S), headers={"Accept-Encoding": "identity"},
             )  # fmt: skip

@@ -93,6 +93,7 @@ from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_lines import parse_entry
 from tasks.executor.containers.log_stream import LogTail
 from tasks.executor.containers.masking import Masker
+from tasks.executor.containers.mirrors import NO_MIRRORS, Mirrors
 from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import Outputs, pack_file
 from tasks.executor.containers.request import RESTORED, ContainerRequest, is_among
@@ -140,7 +141,8 @@ class KubernetesOptions:
     """What this node lends in a cluster. An empty ``kubeconfig`` stands for the account of the node's own pod.
 
     Without ``unisolated_allowed`` a cluster that does not enforce network policies lends nothing. ``egress`` are
-    patterns of the names that containers may reach (``tasks.kinds.egress``).
+    patterns of the names that containers may reach (``tasks.kinds.egress``). ``mirrors`` are where images are
+    pulled instead.
     """
 
     kubeconfig: str = ""
@@ -159,6 +161,7 @@ class KubernetesOptions:
     reserve_percent: int = 0
     reserve_gpus: int = 0
     egress: tuple[str, ...] = ()
+    mirrors: Mirrors = NO_MIRRORS
 
     def allows(self, repository: str) -> bool:
         """Whether the operator lets images of a repository run."""
@@ -178,7 +181,7 @@ class KubernetesBackend:
         placement = parse_placement(options.node_selector, options.tolerations)
         self._cluster = Cluster(
             options.prefix, options.helper_image, options.runtime_class, options.gpu_resource, placement,
-            options.priority_class, options.storage_class,
+            options.priority_class, options.storage_class, options.mirrors,
         )  # fmt: skip
         stock = Stock(node.hex(), placement, options.gpu_resource, options.reserve_percent, options.reserve_gpus)
         self._selling = Selling(
@@ -275,6 +278,7 @@ class KubernetesBackend:
             raise ContainerRefused(f"this cluster lacks {', '.join(facts.missing)}")
         if not self._options.allows(request.image.repository):
             raise ContainerRefused(f"{request.image.repository}: the operator allows other images alone")
+        self._options.mirrors.source(request)
         for field in fields(request):
             if field.name not in _PASSED_ON and getattr(request, field.name):
                 raise ContainerRefused(f"{field.name}: not passed on to a cluster")

@@ -22,6 +22,7 @@ from websockets.uri import parse_uri
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
+from tasks.executor.containers.kubernetes.proxying import open_stream
 
 __all__ = ["Command", "run_command", "status_of"]
 
@@ -142,7 +143,7 @@ async def run_command(
     parts = urlsplit(access.server)
     uri = parse_uri(f"wss://{parts.netloc}{parts.path}{pod}/exec?{query}")
     with _broken(where), trio.fail_after(CONNECT_S):
-        raw = await trio.open_tcp_stream(uri.host, uri.port)
+        raw = await open_stream(access.proxy, uri.host, uri.port)
     stream = trio.SSLStream(
         raw, api.context, server_hostname=access.server_name or uri.host, https_compatible=True
     )

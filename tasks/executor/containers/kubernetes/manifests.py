@@ -25,6 +25,7 @@ from tasks.executor.containers.kubernetes.secret_objects import (
     variable_source,
     volume_body,
 )
+from tasks.executor.containers.mirrors import NO_MIRRORS, Mirrors
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
 from tasks.executor.containers.settings import CHECKPOINT_FOLDER, SOCKET_PATH, environment_of
 from tasks.kinds.disk_room import BLOCK_BYTES, ENTRIES_MAX, ENTRY_BYTES
@@ -93,6 +94,7 @@ class Cluster:
     placement: Placement = ANYWHERE
     priority_class: str = ""
     storage_class: str = ""
+    mirrors: Mirrors = NO_MIRRORS
 
     def pod_fields(self) -> dict[str, Any]:
         """Return the fields that all pods of this node have."""
@@ -235,7 +237,7 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
         given[cluster.gpu_resource] = str(limits.gpus)
     body: dict[str, Any] = {
         # ``Always``: an image that the login of another task brought is asked for at its registry by each task.
-        "name": MAIN, "image": request.image.reference, "imagePullPolicy": "Always",
+        "name": MAIN, "image": cluster.mirrors.source(request).reference, "imagePullPolicy": "Always",
         "securityContext": _security(request.user), "volumeMounts": mounts, "terminationMessagePolicy": "File",
         "env": _variables(request),
         "resources": _resources(**given), "stdin": False, "tty": False,
@@ -352,7 +354,7 @@ def pull_pod(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[
 
     Its command is in no image, so the container is made and fails to start.
     """
-    made = _helper(MAIN, request.image.reference, "", request.user, [])
+    made = _helper(MAIN, cluster.mirrors.source(request).reference, "", request.user, [])
     body = helper_pod(MAIN, "", cluster, place, request.user)
     body["spec"]["containers"] = [
         made | {"command": ["/dekube-no-such-program"], "imagePullPolicy": "Always"}
