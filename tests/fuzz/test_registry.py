@@ -62,6 +62,7 @@ EXEMPT = {
     "tasks.executor.containers.kubernetes.helper_socket:Server.frames": "runs in a pod, on what the node sends",
     "tasks.executor.containers.kubernetes.helper_egress:Server.frames": "runs in a pod, on what the node sends",
     "tasks.executor.containers.kubernetes.helper_egress:Server.obey": "the same",
+    "tasks.executor.control_groups:_read": "short files of the kernel about its own groups",
     "tasks.executor.containers.kubernetes.egress_link:EgressLink._take": "test_helper_egress.py draws frames",
     "tasks.executor.containers.kubernetes.helper_agent:run": "runs in a pod; its output is bounded",
     "tasks.executor.containers.kubernetes.helper_agent:work": "runs in a pod, with the rights of who could ask it",
