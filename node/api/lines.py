@@ -87,8 +87,8 @@ class Drawing(NamedTuple):
 
     @property
     def fields(self) -> dict[str, float]:
-        """The fields of a job."""
-        return {"temperature": self.temperature / NANO, "top_p": self.top_p / NANO}
+        """The fields of a row, with a temperature of six digits at most."""
+        return {"temperature": round(self.temperature / NANO, 6), "top_p": self.top_p / NANO}
 
 
 GREEDY: Final = Drawing(0, 0)

@@ -206,9 +206,6 @@ class Maker:
             return self._make(job, asked.plan.data(), "input_file_id", values, adapters)
         plan, text = asked.plan, asked.text
         values = {"kind": KIND_GENERATE, "new_tokens": plan.new_tokens, "ends": sorted(text.ends)}
-        values |= plan.drawing.fields
-        if plan.drawing.seed is not None:
-            job = replace(job, seed=plan.drawing.seed)
         adapters = self._tuned(job, "body.model", values)
         return self._make(job, plan.data(), "input_file_id", values, adapters)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
-from node.api.errors import ApiError, unsupported, wrong
-from node.api.lines import GREEDY, Answer, BatchLine, Drawing, cut, error_line, output_line
+from node.api.errors import ApiError, wrong
+from node.api.lines import GREEDY, Answer, BatchLine, cut, error_line, output_line
 from tasks.models.errors import RowsInvalid
 from tasks.models.prompts import prompts_of
 
@@ -40,12 +40,28 @@ class BatchPlan(NamedTuple):
     limits: tuple[int, ...]
     """New tokens of each request at most; 0 for those that are refused."""
     new_tokens: int
-    drawing: Drawing = GREEDY
-    """How the tokens of all rows are drawn."""
 
     def data(self) -> bytes:
-        """Return the rows as the data of a job."""
-        return b"".join(json.dumps({"input_ids": tokens}).encode() + b"\n" for _, tokens in self.rows)
+        """Return the rows as the data of a job: each with the numbers of its request (R136).
+
+        Answers to one prompt have a seed each, of that of the request.
+        """
+        asked, counts, found = [self.lines[number] for number, _ in self.rows], dict[int, int](), list[bytes]()
+        is_alike = (
+            all(line.drawing == GREEDY for line in asked) and len({self.limits[n] for n, _ in self.rows}) == 1
+        )
+        for line, (number, tokens) in zip(asked, self.rows, strict=True):
+            fields: dict[str, Any] = {"input_ids": tokens}
+            if not is_alike:  # a step costs less where no row has numbers of its own
+                fields["max_new_tokens"] = self.limits[number]
+            counts[number] = counts.get(number, -1) + 1
+            if line.drawing != GREEDY:
+                fields |= line.drawing.fields
+                if line.drawing.seed is not None:
+                    answer = counts[number] % line.copies
+                    fields["seed"] = f"{line.drawing.seed}/{answer}" if answer else line.drawing.seed
+            found.append(json.dumps(fields).encode() + b"\n")
+        return b"".join(found)
 
 
 class Results(NamedTuple):
@@ -62,8 +78,7 @@ class Results(NamedTuple):
 def plan_batch(lines: Sequence[BatchLine], text: Text, vocabulary: int, context: int) -> BatchPlan:
     """Return the rows of the requests that can be done.
 
-    All rows of a job have the same number of new tokens. A request that wants fewer gets the first of them, which
-    are the same. All are drawn alike, as the first request says; those that want it otherwise are refused.
+    Each request says how many new tokens it wants, and how they are drawn. The largest number is that of the job.
     """
     found: list[tuple[BatchLine, tuple[tuple[int, ...], ...]]] = []
     for line in lines:
@@ -71,37 +86,13 @@ def plan_batch(lines: Sequence[BatchLine], text: Text, vocabulary: int, context:
             found.append((line, () if line.refused else _tokens(line, text, vocabulary, context)))
         except ApiError as error:
             found.append((replace(line, refused=error), ()))
-    drawing = next((line.drawing for line, prompts in found if prompts), GREEDY)
-    found = [_drawn_alike(line, prompts, drawing) for line, prompts in found]
-    wanted = max((line.new_tokens or 0 for line, prompts in found if prompts), default=0)
-    if any(prompts and not line.new_tokens for line, prompts in found):
-        longest = max(len(row) for _, prompts in found for row in prompts)
-        wanted = max(wanted, min(NEW_TOKENS_USUAL, context + 1 - longest))
     kept, rows, limits = list[BatchLine](), list[tuple[int, tuple[int, ...]]](), list[int]()
     for line, prompts in found:
         longest = max(map(len, prompts), default=0)
-        if prompts and longest > context + 1 - wanted:
-            text_ = (
-                f"{longest} tokens of the prompt and {wanted} new ones, the most of this batch, exceed {context}."
-            )
-            line, prompts = replace(line, refused=_too_long(text_)), ()
         rows += [(len(kept), row) for row in prompts for _ in range(line.copies)]
-        limits.append(min(line.new_tokens or wanted, wanted) if prompts else 0)
+        limits.append((line.new_tokens or min(NEW_TOKENS_USUAL, context + 1 - longest)) if prompts else 0)
         kept.append(line)
-    return BatchPlan(tuple(kept), tuple(rows), tuple(limits), wanted, drawing)
-
-
-_Prompts: TypeAlias = tuple[tuple[int, ...], ...]
-
-
-def _drawn_alike(line: BatchLine, prompts: _Prompts, drawing: Drawing) -> tuple[BatchLine, _Prompts]:
-    """Return a request with its prompts, and refuse one that wants its tokens to be drawn in another way."""
-    if not prompts or line.drawing == drawing:
-        return line, prompts
-    pairs = zip(Drawing._fields, line.drawing, drawing, strict=True)
-    name = next(name for name, own, first in pairs if own != first)
-    what = f"The requests of a batch have one {name}: that of the first request. Use another batch."
-    return replace(line, refused=unsupported(what, name)), ()
+    return BatchPlan(tuple(kept), tuple(rows), tuple(limits), max(limits, default=0))
 
 
 def _too_long(message: str) -> ApiError:

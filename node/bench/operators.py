@@ -234,6 +234,11 @@ def _weights(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
     yield _Case("raise_threshold", shape, (column, column, column), (thresholds, totals, totals), (1 << 20,))
     yield _Case("share_of", shape, (column,), (totals,), (900_000_000,))
     yield _Case("draw", shape, (column, column, one), (totals, numbers, place), ())
+    yield _Case("share_by", shape, (column, column), (totals, thresholds), ())
+    keys = arrays.load(random.integers(0, 1 << 31, (rows, 4)))
+    yield _Case("draw_by", shape, (column, kind._replace(columns=4), one), (totals, keys, place), ())
+    fractions = kind._replace(element=ElementType.BINARY64)
+    yield _Case("temper", shape, (fractions, column), (arrays.load(_fractions(shape)), numbers), ())
 
 
 def _product(arrays: Arrays, name: str, shape: Sequence[int], bits: int) -> _Case:

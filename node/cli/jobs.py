@@ -49,6 +49,7 @@ from tasks.kinds.generate import (
     GeneratePart,
     PromptSet,
 )
+from tasks.programs.generate import ByRow
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
@@ -221,7 +222,13 @@ def _generated(top: Mapping[str, Any]) -> GeneratePart:
             *(_number(decoding.get(name, 0), f"decoding.{name}") for name in more),
         ),
         None if top["adapter"] is None else _adapter(top["adapter"]),
+        None if top["by_row"] is None else _by_row(top),
     )  # fmt: skip
+
+
+def _by_row(top: Mapping[str, Any]) -> ByRow:
+    _fields(top["by_row"], "by_row", set(ByRow._fields))
+    return ByRow(*_numbers(top, "by_row", ByRow._fields))
 
 
 def _adapter(value: Any, name: str = "adapter") -> TunedAdapter:

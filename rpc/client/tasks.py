@@ -160,6 +160,17 @@ class TaskResult:
         plan, data = self._asked()
         return completions(plan.shape, data, self.state)
 
+    def stops(self) -> list[tuple[str, ...]]:
+        """Return the texts that end each row, none where a line had none. Raises as ``completions``."""
+        from tasks.engines.generating import stops_in
+        from tasks.programs.errors import SourceInvalid
+
+        plan, data = self._asked()
+        try:
+            return stops_in(plan.shape, data)
+        except SourceInvalid as error:
+            raise ResultMismatch(str(error)) from None
+
     def rows(self, *, labelled: bool = True) -> bytes:
         """Return JSON lines with the tokens of each prompt that is done and of its completion, for other jobs.
 

@@ -412,6 +412,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 },
                 description="Temperature and `top_p` are in units of 10^-9. The last three are 0 in a greedy job.",
             ),
+            "by_row": nullable(obj({"stop_columns": NUMBER})),
             "adapters": obj({"rank": NUMBER, "alpha": NUMBER, "targets": array(STRING)}),
             "adapter": nullable(_TUNED),
             "start": nullable(_TUNED),

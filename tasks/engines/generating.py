@@ -7,9 +7,10 @@ a verifier checks what a worker claims.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,20 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
-from tasks.programs.generate import LENGTHS, MADE, PROMPTS, GenerateShape, made_tensor
+from tasks.programs.generate import (
+    KEYS,
+    LENGTHS,
+    LIMITS,
+    MADE,
+    OWN,
+    PROMPTS,
+    STOPS,
+    TEMPERATURES,
+    TOP_K,
+    TOP_P,
+    GenerateShape,
+    made_tensor,
+)
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
 from tasks.programs.llama_shape import adapter_tensors, frozen_tensors
 from tasks.programs.operators.decoding import stored_element
@@ -27,13 +41,17 @@ from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SU
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
 from tasks.programs.program import Computation, SourceKind
 from tasks.programs.running import ResultRunner, Runner, content_of
-from tasks.programs.sampling import Sampling, sampling_computation
+from tasks.programs.sampling import Sampling, row_computation, sampling_computation
 from tasks.programs.tensors import ElementType
 
-__all__ = ["Generator", "completions", "first_state", "prompt_contents", "prompts_in"]
+__all__ = [
+    "Generator", "Own", "completions", "first_state", "prompt_contents", "prompts_in", "stop_columns", "stops_in",
+]  # fmt: skip
 
 VALUES_AT_ONCE: Final = 1 << 22
 """Values of the largest tensor of a pass over several places."""
+_STOP_BYTES: Final = 3
+"""Bytes of a text in one column."""
 _CODES: Final = {ElementType.INT16: "<i2", ElementType.INT32: "<i4"}
 
 
@@ -42,7 +60,73 @@ def first_state(plan: GeneratingPlan) -> TrainingState:
     return TrainingState(0, {name: bytes(kind.size_bytes) for name, kind in plan.tensors().items()})
 
 
-def prompt_contents(shape: GenerateShape, prompts: list[list[int]]) -> dict[str, bytes]:
+class Own(NamedTuple):
+    """Numbers of a row of its own (R136): tokens at most, and how they are drawn. See ``OWN`` for the units.
+
+    ``top_k`` is DIMENSION_MAX where all tokens are kept; a key of zeros takes the first of those that are left.
+    ``stops`` are texts that end it.
+    """
+
+    limit: int
+    temperature: int
+    top_k: int
+    top_p: int
+    key: tuple[int, ...]
+    stops: tuple[str, ...] = ()
+
+
+def stop_columns(own: Sequence[Own]) -> int:
+    """Return the columns that the texts need that end rows; 0 if there are none."""
+    return max((1 + -(-len(_stops_bytes(one)) // _STOP_BYTES) for one in own if one.stops), default=0)
+
+
+def _stops_bytes(one: Own) -> bytes:
+    return json.dumps(one.stops, ensure_ascii=True).encode() if one.stops else b""
+
+
+def stops_in(shape: GenerateShape, data: Mapping[str, bytes]) -> list[tuple[str, ...]]:
+    """Return the texts that end each row. Raises SourceInvalid for a tensor that holds no such texts."""
+    if shape.by_row is None or not shape.by_row.stop_columns:
+        return [()] * shape.rows
+    found = list[tuple[str, ...]]()
+    for count, *parts in np.frombuffer(data[STOPS], dtype="<i4").reshape(shape.rows, -1).tolist():
+        try:
+            content = b"".join(part.to_bytes(_STOP_BYTES, "big") for part in parts)[: max(count, 0)]
+            texts = json.loads(content) if content else []
+        except (OverflowError, ValueError, RecursionError):
+            texts = None
+        if type(texts) is not list or not all(type(one) is str and one for one in texts):
+            raise SourceInvalid("texts that end rows, in another form than a job has them")
+        found.append(tuple(texts))
+    return found
+
+
+def _own_contents(shape: GenerateShape, own: Sequence[Own]) -> dict[str, bytes]:
+    """Return the tensors of numbers that rows have of their own. Raises SourceInvalid."""
+    if shape.by_row is None:
+        return {}
+    if len(own) != shape.rows or stop_columns(own) > shape.by_row.stop_columns:
+        raise SourceInvalid(f"numbers of {shape.rows} rows are expected")
+    columns = {
+        LIMITS: [one.limit for one in own], TEMPERATURES: [one.temperature for one in own],
+        TOP_K: [one.top_k for one in own], TOP_P: [one.top_p for one in own], KEYS: [one.key for one in own],
+    }  # fmt: skip
+    found = {name: np.array(values, dtype="<i4").tobytes() for name, values in columns.items()}
+    if shape.by_row.stop_columns:
+        table = np.zeros((shape.rows, shape.by_row.stop_columns), dtype="<i4")
+        for row, one in enumerate(own):
+            content = _stops_bytes(one)
+            table[row, 0] = len(content)
+            for at in range(0, len(content), _STOP_BYTES):
+                part = content[at : at + _STOP_BYTES].ljust(_STOP_BYTES, b"\0")
+                table[row, 1 + at // _STOP_BYTES] = int.from_bytes(part, "big")
+        found[STOPS] = table.tobytes()
+    return found
+
+
+def prompt_contents(
+    shape: GenerateShape, prompts: list[list[int]], own: Sequence[Own] = ()
+) -> dict[str, bytes]:  # fmt: skip
     """Return the tensors of prompts. Raises SourceInvalid for other prompts than the shape has."""
     most = shape.model.vocabulary
     if len(prompts) != shape.rows or not all(1 <= len(one) <= shape.length for one in prompts):
@@ -52,7 +136,8 @@ def prompt_contents(shape: GenerateShape, prompts: list[list[int]]) -> dict[str,
     table = np.zeros((shape.rows, shape.length), dtype="<i4")
     for row, one in enumerate(prompts):
         table[row, : len(one)] = one
-    return {PROMPTS: table.tobytes(), LENGTHS: np.array([len(one) for one in prompts], dtype="<i4").tobytes()}
+    lengths = np.array([len(one) for one in prompts], dtype="<i4").tobytes()
+    return {PROMPTS: table.tobytes(), LENGTHS: lengths, **_own_contents(shape, own)}
 
 
 def prompts_in(shape: GenerateShape, data: Mapping[str, bytes]) -> list[list[int]]:
@@ -83,9 +168,12 @@ def completions(shape: GenerateShape, data: Mapping[str, bytes], state: Training
     """Return the new tokens of each prompt whose batch is done, up to the first end token, which is the last."""
     made, found = _made(shape, state.tensors), list[list[int]]()
     done = state.step // shape.places * shape.batch
-    for row, length in zip(made[:done].tolist(), _lengths(data)[:done].tolist(), strict=True):
+    limits = [shape.new] * done
+    if shape.by_row is not None:
+        limits = [max(one, 0) for one in np.frombuffer(data[LIMITS], dtype="<i4")[:done].tolist()]
+    for row, length, limit in zip(made[:done].tolist(), _lengths(data)[:done].tolist(), limits, strict=True):
         first = max(length - 1, 0)
-        tokens = row[first : first + shape.new]
+        tokens = row[first : first + limit]
         at = next((at for at, token in enumerate(tokens) if token in shape.ends), len(tokens))
         found.append(tokens[: at + 1])
     return found
@@ -99,6 +187,11 @@ def _computation(shape: LlamaShape, run: Pass) -> Computation:
 @lru_cache(maxsize=8)
 def _drawing(how: Sampling, count: int, vocabulary: int) -> Computation:
     return sampling_computation(how, count, vocabulary)
+
+
+@lru_cache(maxsize=8)
+def _drawing_by_row(count: int, vocabulary: int) -> Computation:
+    return row_computation(count, vocabulary)
 
 
 class Generator(Steps):
@@ -134,6 +227,9 @@ class Generator(Steps):
         self._shape = plan.shape
         self._prompts = np.frombuffer(data[PROMPTS], dtype="<i4").astype(np.int64).reshape(-1, plan.shape.length)
         self._lengths = _lengths(data)
+        self._own: dict[str, np.ndarray] = {}
+        if plan.shape.by_row is not None:
+            self._own = {name: np.frombuffer(data[name], dtype="<i4").reshape(plan.shape.rows, -1) for name in OWN}
         self._guess = None if claimed is None else _guess_of(plan.shape, claimed)
         self._guessed_to = 0 if claimed is None else claimed.step
         self._takes_many = True
@@ -168,7 +264,9 @@ class Generator(Steps):
         while count > 1:
             tokens = self._tokens(rows, made, place, count)
             logits, choice, *cache = self._pass(tokens, place)
-            if shape.sampling is not None:
+            if shape.by_row is not None:
+                choice = self._sampled_by_row(logits, rows, place, count)
+            elif shape.sampling is not None:
                 choice = self._sampled(shape.sampling, logits, rows, place, count)
             following = self._following(choice, tokens, lengths, place)
             right = self._right(following, rows, made, place)
@@ -213,6 +311,16 @@ class Generator(Steps):
         columns = [arrays.load(one.astype(np.float64).reshape(-1, 1)) for one in (numbers, places)]
         runner = ResultRunner(_drawing(how, batch * count, self._shape.model.vocabulary), arrays)
         (choice,) = runner.run([logits, *columns], self._context())
+        return choice
+
+    def _sampled_by_row(self, logits: Array, rows: slice, place: int, count: int) -> Array:
+        """Return the tokens at ``count`` places of each row, as the program draws them by their own numbers."""
+        arrays, batch = self._arrays, self._shape.batch
+        places = np.tile(np.arange(place, place + count), batch).reshape(-1, 1)
+        columns = [np.repeat(self._own[name][rows], count, axis=0) for name in OWN]
+        loaded = [arrays.load(one.astype(np.float64)) for one in (*columns, places)]
+        runner = ResultRunner(_drawing_by_row(batch * count, self._shape.model.vocabulary), arrays)
+        (choice,) = runner.run([logits, *loaded], self._context())
         return choice
 
     def _cache_names(self) -> list[str]:

@@ -16,7 +16,7 @@ from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
 from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.generate import GenerateShape, prompt_tensors
+from tasks.programs.generate import STOP_COLUMNS_MAX, ByRow, GenerateShape, prompt_tensors
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import SourceKind
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
@@ -102,6 +102,8 @@ class GeneratePart(NamedTuple):
     batch: int
     decoding: Decoding
     adapter: TunedAdapter | None = None
+    by_row: ByRow | None = None
+    """That rows have numbers of their own (R136); the decoding is greedy then, and says nothing."""
 
     @classmethod
     def of(cls, found: Found) -> GeneratePart:
@@ -112,6 +114,7 @@ class GeneratePart(NamedTuple):
             found["batch"],
             _decoding_of(found),
             TunedAdapter.of(found),
+            ByRow(found["by_row.stop_columns"]) if "by_row.stop_columns" in found else None,
         )
 
     @property
@@ -122,7 +125,10 @@ class GeneratePart(NamedTuple):
     def to_value(self) -> list[Value]:
         """Return the part's fields in their order."""
         adapter = TunedAdapter.to_value(self.adapter)
-        return [list(self.model), list(self.dataset), self.batch, self.decoding.to_value(), adapter]
+        found: list[Value] = [
+            list(self.model), list(self.dataset), self.batch, self.decoding.to_value(), adapter,
+        ]  # fmt: skip
+        return found if self.by_row is None else [*found, list(self.by_row)]
 
     def plan(self, seed: bytes, total_steps: int) -> GeneratingPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -159,6 +165,7 @@ class GeneratePart(NamedTuple):
         return GenerateShape(
             self.model.shape, self.batch, data.rows, data.length, decoding.new_tokens, decoding.ends,
             None if self.adapter is None else self.adapter.program_part, decoding.sampling,
+            self.by_row,
         )  # fmt: skip
 
 
@@ -173,6 +180,7 @@ GENERATE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, PromptSet._fields), ("batch", int, ()),
         ("decoding", list, Decoding._fields), ("adapter", list, TunedAdapter._fields),
+        ("by_row", list, ByRow._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
@@ -180,6 +188,7 @@ GENERATE_FIELDS: Final = KindFields(
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
         "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),
         "decoding.top_p": (0, NANO), "decoding.top_k": (0, DIMENSION_MAX), **ADAPTER_RANGES,
+        "by_row.stop_columns": (0, STOP_COLUMNS_MAX),
     },
     hashes=frozenset({"model.blob", "model.root", "dataset.blob", "dataset.root", "adapter.blob", "adapter.root"}),
     texts=frozenset({"model.name", "decoding.name"}),
@@ -187,6 +196,7 @@ GENERATE_FIELDS: Final = KindFields(
     names=frozenset({"adapter.targets"}),
     optional=frozenset({"adapter"}),
     trailing={"decoding": SAMPLING_FIELDS},
+    later=("by_row",),
 )  # fmt: skip
 
 

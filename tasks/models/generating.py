@@ -5,13 +5,13 @@ What is wrong is found before the weights are read where it can be, and always b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.generating import first_state, prompt_contents
+from tasks.engines.generating import Own, first_state, prompt_contents, stop_columns
 from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX, join_tensors, rows_root
 from tasks.engines.pass_plan import root_of
 from tasks.kinds.adapters import TunedAdapter
@@ -27,10 +27,13 @@ from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
 from tasks.models.jobs import LazyTokens, base_model, schedule_of
 from tasks.models.left import Tuned, check_base, name_of, tuned_adapter, whole_model
 from tasks.models.llama import Model
-from tasks.models.prompts import prompts_of
+from tasks.models.prompts import Prompt, prompts_of
+from tasks.models.row_options import RowOptions, own_of
 from tasks.models.rows import Tokens
-from tasks.programs.generate import prompt_tensors
+from tasks.programs.generate import ByRow, prompt_tensors
 from tasks.programs.llama_shape import LlamaShape, frozen_bytes, weight_tensors
+from tasks.programs.operators.row_sampling import MICRO
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
@@ -135,22 +138,27 @@ def make_generating(
     check_size(shape, adapter)
     if settings.new_tokens > shape.context:
         raise UnsupportedJob(f"new_tokens is {settings.new_tokens}, and the model takes {shape.context} tokens")
-    prompts = prompts_of(data, tokens, shape.vocabulary, shape.context + 1 - settings.new_tokens)
+    prompts = prompts_of(data, tokens, shape.vocabulary, shape.context, settings.new_tokens)
     ends = settings.ends
     if ends is None:
         ends = tuple(sorted(tokens.ends)) if tokens.is_open else ()
     rows, length, nothing = len(prompts), max(len(one.tokens) for one in prompts), bytes(HASH_BYTES)
     batch, notes = _batch(settings.batch, rows)
+    own = _own_numbers(prompts, settings, seed)
+    new_tokens, sampling = settings.new_tokens, settings.sampling
+    if own:  # the last place of the row that needs most
+        new_tokens = max(1, max(len(p.tokens) + one.limit for p, one in zip(prompts, own, strict=True)) - length)
+        sampling = None
     unnamed = GeneratePart(
         base_model(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length), batch,
-        Decoding.of(settings.new_tokens, ends, settings.sampling), adapter,
+        Decoding.of(new_tokens, ends, sampling), adapter, ByRow(stop_columns(own)) if own else None,
     )  # fmt: skip
-    total = rows // batch * (length + settings.new_tokens - 1)
+    total = rows // batch * (length + new_tokens - 1)
     plan = unnamed.plan(seed, total)
     plan.check()
 
     model = model_source(opened, tuned)
-    data_contents = prompt_contents(plan.shape, [list(one.tokens) for one in prompts])
+    data_contents = prompt_contents(plan.shape, [list(one.tokens) for one in prompts], own)
     prompts_blob = join_tensors(prompt_tensors(plan.shape), data_contents)
     part = unnamed._replace(
         model=model.base,
@@ -161,6 +169,21 @@ def make_generating(
         schedule_of(plan, total, settings.segment_steps), max_price_per_tera_unit, Requirements(0, 0, 0), match_ms,
     )  # fmt: skip
     return GeneratingJob(spec, prompts_blob, model.blob, (*notes, *model.notes), model.state)
+
+
+def _own_numbers(prompts: Sequence[Prompt], settings: GeneratingSettings, seed: bytes) -> list[Own]:
+    """Return the numbers of rows, none if no line has one of its own. Raises RowsInvalid with its line."""
+    if all(one.own == RowOptions() for one in prompts):
+        return []
+    sampling = settings.sampling
+    if sampling is not None and sampling.temperature % (NANO // MICRO):
+        raise UnsupportedJob("temperature: at most 6 digits after the point where rows have numbers of their own")
+    return [
+        own_of(
+            one.own, row, seed=seed, new_tokens=settings.new_tokens, sampling=sampling, line=one.line
+        )
+        for row, one in enumerate(prompts)
+    ]  # fmt: skip
 
 
 class ModelSource(NamedTuple):

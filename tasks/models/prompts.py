@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks.models.errors import RowsInvalid
+from tasks.models.row_options import RowOptions, options_of
 from tasks.models.rows import (
     ASSISTANT,
     UNTRAINED_LABEL,
@@ -25,26 +26,30 @@ __all__ = ["Prompt", "completion_lines", "continued_rows", "prompts_of"]
 
 
 class Prompt(NamedTuple):
-    """Tokens of one line of a file."""
+    """Tokens of one line of a file, and what it says of its own decoding."""
 
     line: int
     tokens: tuple[int, ...]
+    own: RowOptions = RowOptions()
 
 
-def prompts_of(data: bytes, tokens: Tokens, vocabulary: int, most: int) -> list[Prompt]:
-    """Return the prompts of a file of JSON lines, of ``most`` tokens at most. Raises RowsInvalid with its line.
+def prompts_of(data: bytes, tokens: Tokens, vocabulary: int, context: int, new_tokens: int = 1) -> list[Prompt]:
+    """Return the prompts of a file of JSON lines. Raises RowsInvalid with its line.
 
     A line has ``prompt``, a text; or ``messages`` with ``role`` and ``content`` in the form of ChatML, after which
-    the assistant's turn begins; or ``input_ids`` below ``vocabulary``.
+    the assistant's turn begins; or ``input_ids`` below ``vocabulary``. Beside it may stand OPTIONS. A prompt and
+    its new tokens, ``new_tokens`` unless it says another number, are the context and one more at most.
     """
     found = list[Prompt]()
     for number, fields in objects_of(data):
-        one = _tokens(number, fields, tokens, vocabulary)
+        own, rest = options_of(number, fields)
+        one = _tokens(number, rest, tokens, vocabulary)
         if not one:
             raise RowsInvalid("a prompt without a token: nothing comes after it", number)
-        if len(one) > most:
-            raise RowsInvalid(f"{len(one)} tokens, at most {most}: shorten it, or lower new_tokens", number)
-        found.append(Prompt(number, tuple(one)))
+        wanted, name = own.max_new_tokens or new_tokens, "max_new_tokens" if own.max_new_tokens else "new_tokens"
+        if len(one) > (most := context + 1 - wanted):
+            raise RowsInvalid(f"{len(one)} tokens, at most {max(most, 0)}: shorten it, or lower {name}", number)
+        found.append(Prompt(number, tuple(one), own))
     return found
 
 
@@ -80,15 +85,16 @@ def continued_rows(prompts: Sequence[Sequence[int]], found: Sequence[Sequence[in
 
 def completion_lines(
     found: Sequence[Sequence[int]], ends: Collection[int], decode: Callable[[Sequence[int]], str] | None = None,
-    stops: Sequence[str] = (),
+    stops: Sequence[str] = (), own: Sequence[Sequence[str]] = (),
 ) -> bytes:  # fmt: skip
     """Return a JSON line for each completion, in the order of the prompts, with its text if it is decoded.
 
-    A text ends before the first of ``stops`` in it, wherever tokens begin. The tokens are all that were made: they
-    are what is proved.
+    A text ends before the first of ``stops`` in it, or of the row's ``own`` ones if it has some, wherever tokens
+    begin. The tokens are all that were made: they are what is proved.
     """
-    lines = list[str]()
+    lines, usual = list[str](), stops
     for row, one in enumerate(found):
+        stops = own[row] if row < len(own) and own[row] else usual
         line: dict[str, Any] = {"row": row, "output_ids": list(one), "ended": bool(one) and one[-1] in ends}
         if decode is not None:
             text = decode(one)

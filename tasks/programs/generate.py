@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from tasks.programs import decoder, finetune
 from tasks.programs.builder import Builder, Quantised
@@ -32,19 +32,30 @@ from tasks.programs.llama_shape import (
 from tasks.programs.looped import loop_of_layout
 from tasks.programs.marks import ONCE, Mark, Marked
 from tasks.programs.operators.decoding import ENDS_MAX, stored_element
+from tasks.programs.operators.row_sampling import KEY_COLUMNS, KEY_PART_MAX, TEMPERATURE_MICRO_MAX
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import STEPS_MAX
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX
 from tasks.programs.permutation import COUNT_MAX
 from tasks.programs.program import Program, Source, SourceKind
-from tasks.programs.sampling import Sampling, sampled
-from tasks.programs.tensors import ElementType, TensorType
+from tasks.programs.sampling import RowColumns, Sampling, sampled, sampled_by_row
+from tasks.programs.tensors import DIMENSION_MAX, ElementType, TensorType
 
 __all__ = [
     "BATCH_MAX",
+    "KEYS",
     "LENGTHS",
+    "LIMITS",
     "MADE",
+    "OWN",
     "PROMPTS",
+    "STOPS",
+    "STOP_COLUMNS_MAX",
+    "TEMPERATURES",
+    "TOP_K",
+    "TOP_P",
+    "ByRow",
     "GenerateShape",
     "adapter_state",
     "check_tuned",
@@ -64,7 +75,29 @@ LENGTHS: Final = "lengths"
 """Tokens of each prompt; what stands in its row beyond them is not read."""
 MADE: Final = "tokens"
 """Of the state: column ``p`` has the token after place ``p``."""
+LIMITS: Final = "limits"
+"""Tokens after each prompt at most. No step reads them: a row has the first ones of what is made."""
+TEMPERATURES: Final = "temperatures"
+TOP_K: Final = "top_k"
+TOP_P: Final = "top_p"
+KEYS: Final = "keys"
+STOPS: Final = "stops"
+"""Texts that end a row: how many bytes, and three bytes a column. No step reads them."""
+STOP_COLUMNS_MAX: Final = 1_536
+OWN: Final = (TEMPERATURES, TOP_K, TOP_P, KEYS)
+"""Tensors that say how a row's tokens are drawn, in the order of RowColumns."""
 _EXPONENTS: Final = (EXPONENT_MIN, CACHE_EXPONENT_MAX)
+
+
+class ByRow(NamedTuple):
+    """That rows say how they are decoded (R136). Texts that end them take ``stop_columns`` columns; 0: none."""
+
+    stop_columns: int
+
+    def check(self) -> None:
+        """Raises ProgramInvalid."""
+        if not 0 <= self.stop_columns <= STOP_COLUMNS_MAX:
+            raise ProgramInvalid(f"{self.stop_columns} columns of stop texts, at most {STOP_COLUMNS_MAX}")
 
 
 @dataclass(frozen=True)
@@ -84,6 +117,8 @@ class GenerateShape:
     ends: tuple[int, ...] = ()
     adapter: Adapter | None = None
     sampling: Sampling | None = None
+    by_row: ByRow | None = None
+    """Of a job whose rows have numbers of their own; then ``sampling`` says nothing."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.new < 1 or self.places > self.model.context:
@@ -102,6 +137,10 @@ class GenerateShape:
 
         if self.sampling is not None:
             self.sampling.check()
+        if self.by_row is not None:
+            self.by_row.check()
+            if self.sampling is not None:
+                raise ProgramInvalid("rows say how tokens are drawn, and so does the job")
         if self.adapter is not None:
             check_tuned(self.model, self.adapter)
 
@@ -130,6 +169,9 @@ class GenerateShape:
 def prompt_tensors(shape: GenerateShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of the data."""
     columns = {LENGTHS: 1, PROMPTS: shape.length}
+    if shape.by_row is not None:
+        columns |= dict.fromkeys((LIMITS, TEMPERATURES, TOP_K, TOP_P), 1) | {KEYS: KEY_COLUMNS}
+        columns |= {STOPS: shape.by_row.stop_columns} if shape.by_row.stop_columns else {}
     return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
 
 
@@ -263,7 +305,9 @@ class _Step(Layers):
         self.marks.append(Mark(Part.HEAD, ONCE, build.calls))
         _, logits = self.logits(stream)
         largest = build.call("row_maximum", logits)
-        if job.sampling is None:
+        if job.by_row is not None:
+            choice = sampled_by_row(build, self._own_columns(rows), logits, largest, self.first)
+        elif job.sampling is None:
             choice = build.call("find", logits, largest)
         else:
             choice = sampled(build, job.sampling, logits, largest, rows, self.first)
@@ -277,6 +321,11 @@ class _Step(Layers):
         loss = build.row_sum(build.call("transpose", largest))
         step = 0 if job.adapter is None else job.adapter.step
         return build.program(self._stores, probe, loss, adapter_step=step)
+
+    def _own_columns(self, rows: int) -> RowColumns:
+        """Return how the tokens of each row are drawn."""
+        most = (TEMPERATURE_MICRO_MAX, DIMENSION_MAX, NANO, KEY_PART_MAX)
+        return RowColumns(*(self._column(name, rows, one) for name, one in zip(OWN, most, strict=True)))
 
     def _column(self, name: str, rows: int, most: int) -> int:
         """Return integers of the batch's rows of the data."""

@@ -9,9 +9,10 @@ from tasks.programs.finetune_units import CHECKED_LAYERS
 from tasks.programs.generate import GenerateShape, generate_program
 from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
+from tasks.programs.operators.row_sampling import KEY_COLUMNS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
-from tasks.programs.sampling import count_sampling
+from tasks.programs.sampling import count_sampling, count_sampling_by_row
 from tasks.programs.tally import Cost, Tally
 
 __all__ = ["check_generate", "generate_cost"]
@@ -35,7 +36,11 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
     if shape.adapter is not None and not shape.adapter.is_whole:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
-    if shape.sampling is None:
+    if shape.by_row is not None:
+        found.each(batch, *["gather", "load_integers"] * 3)
+        found.each(batch * KEY_COLUMNS, "gather", "load_integers")
+        count_sampling_by_row(found, batch, model.vocabulary)
+    elif shape.sampling is None:
         found.fold("find", batch, batch * model.vocabulary)
     else:
         count_sampling(found, shape.sampling, batch, model.vocabulary, constants)

@@ -15,6 +15,7 @@ from tasks.programs.operators.heads import JOIN_HEADS, SPLIT_HEADS, TRANSPOSE_GR
 from tasks.programs.operators.indexing import GATHER, GATHER_GROUPS, ONE_HOT, TRANSPOSE
 from tasks.programs.operators.loops import LOOP_FLAG, LOOP_NUMBER, LOOP_ROWS, LOOP_WEIGHTS
 from tasks.programs.operators.rotary import ROTARY, ROTATE
+from tasks.programs.operators.row_sampling import DRAW_BY, SHARE_BY, TEMPER
 from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
 from tasks.programs.operators.sampling import (
     COUNT_FROM,
@@ -37,6 +38,7 @@ _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
     ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, GATHER_GROUPS,
     LEARNING_RATE, STEP_PLACE, TOKEN_AT, UNTIL, STORE_INTEGERS, SUM_FROM, COUNT_FROM, SUM_UP_TO, FIRST_ABOVE,
-    RAISE_THRESHOLD, SHARE_OF, DRAW, LOOP_FLAG, LOOP_NUMBER, LOOP_ROWS, LOOP_WEIGHTS, *ELEMENTWISE,
+    RAISE_THRESHOLD, SHARE_OF, DRAW, TEMPER, SHARE_BY, DRAW_BY, LOOP_FLAG, LOOP_NUMBER, LOOP_ROWS, LOOP_WEIGHTS,
+    *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

@@ -208,6 +208,8 @@ EXEMPT = {
     "tasks.engines.generating:Generator.__init__": "prompts that the runner has loaded and checked",
     "tasks.engines.generating:_lengths": "a tensor of prompts whose size and root were checked",
     "tasks.engines.generating:_made": "a tensor of a state that was decoded",
+    "tasks.engines.generating:completions": "tensors of prompts whose size and root were checked",
+    "tasks.engines.generating:stops_in": "tensors of prompts whose size and root were checked",
     "tasks.engines.generating:prompts_in": "tensors of prompts whose size and root were checked",
     "tasks.programs.looped:losses_in": "a tensor of a state or proof whose length was checked",
     "tasks.requests.references:read_ref": "one expression; tests/tasks/requests/test_references.py",

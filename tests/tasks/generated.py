@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tasks.engines.generating import first_state
+from tasks.engines.generating import Own, first_state
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import model_root, rows_root
 from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.finetune import BaseModel
 from tasks.kinds.generate import KIND_GENERATE, Decoding, GeneratePart, PromptSet
+from tasks.programs.generate import ByRow
 from tasks.programs.llama_shape import Adapter
+from tasks.programs.operators.row_sampling import key_of
 from tasks.programs.sampling import Sampling
 from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.programs.generations import Generation, generation
@@ -41,6 +43,13 @@ def sampled(
     return job_of(replace(made, shape=replace(made.shape, sampling=how)), segment, window)
 
 
+def by_row(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
+    """Return a job like that of ``generated`` whose rows say how they are decoded."""
+    made = generation(TINY, length=3, new=4, ends=(2, 7))
+    own = tuple(Own(4, 20_000_000 * (row != 1), 20, 500_000_000, key_of(bytes([row]))) for row in range(4))
+    return job_of(replace(made, shape=replace(made.shape, by_row=ByRow(0)), own=own), segment, window)
+
+
 def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, GeneratingPlan, Generation]:
     """Return a job with its plan and everything that its worker fetches."""
     plan, model, shape = made.plan, made.shape.model, made.shape
@@ -54,6 +63,7 @@ def job_of(made: Generation, segment: int, window: int) -> tuple[JobSpec, Genera
         batch=shape.batch,
         decoding=Decoding.of(shape.new, shape.ends, shape.sampling),
         adapter=_adapter(made),
+        by_row=shape.by_row,
     )  # fmt: skip
     spec = JobSpec(
         KIND_GENERATE, 3, "exact/2", part, plan.seed, first_state(plan).root(plan),

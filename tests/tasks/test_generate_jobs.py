@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.cli.jobs import FORMATS
+from node.cli.jobs import FORMATS, spec_from_json
+from rpc.methods.jobs import spec_to_json
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from tasks.custody.layout import state_size
@@ -27,7 +28,7 @@ from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import SourceKind
 from tasks.spec import SPEC_LIMIT_BYTES, Schedule, decode_spec, encode_spec
 from tests.tasks.dispute.liars import Job, lie, play_out
-from tests.tasks.generated import HOW, STEPS, asked, generated, sampled
+from tests.tasks.generated import HOW, STEPS, asked, by_row, generated, sampled
 from tests.tasks.model_jobs import check_specification, games_of_liars
 from tests.tasks.programs.engines import engine
 from tests.tasks.world import World
@@ -233,6 +234,48 @@ def test_a_liar_about_an_operator_of_sampling_loses(operator: str) -> None:
         if lost == 3:
             return
     assert lost
+
+
+def own_job(steps: int) -> Job:
+    spec, plan, made = by_row()
+    worker = Generator(plan, made.model, made.data, ARRAYS, first_state(plan))
+    worker.run_steps(steps)
+    return Job(spec.program(), spec.seed, worker.state().tensors, made.data, steps, 2, made.model)
+
+
+@pytest.mark.parametrize("operator", ["temper", "share_by", "draw_by"])
+def test_a_liar_about_numbers_of_a_row_loses(operator: str) -> None:
+    """What rows say of themselves is data, under the root of the job's prompts."""
+    job = own_job(2)
+    honest, first = job.run(ARRAYS), len(job.program.sources)
+    (number,) = [at for at, call in enumerate(job.program.calls, first) if call.operator == operator]
+    coarse = {"temper": 40, "share_by": 1 << 27, "draw_by": 1 << 25}[operator]
+    lost = 0
+    for seed in range(60):
+        liar = lie(job, honest, ARRAYS, 0, number, Random(seed), coarse=coarse)
+        if liar.question.end == honest.end_record:
+            continue
+        played = play_out(liar.question, liar.witness, honest.witness(), served=bool(seed % 2))
+        assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
+        lost += 1
+        if lost == 2:
+            return
+    assert lost
+
+
+def test_rows_that_say_how_they_are_decoded_stand_behind_the_adapter() -> None:
+    spec, plan, _ = by_row()
+    raw = encode_spec(spec)
+    assert decode_spec(raw) == spec == spec_from_json(spec_to_json(spec)) and spec.plan() == plan
+    value: Any = decode(raw, limit_bytes=2048)
+    assert value[8:10] == [[], [0]]
+    wrong: list[Any] = [[], [-1], [1_537], [0, 0], 0]
+    for one in wrong:
+        with pytest.raises(DecodeError):
+            decode_spec(encode([*value[:9], one, *value[10:]]))
+    part: Any = spec.part
+    with pytest.raises(DecodeError):
+        decode_spec(encode_spec(spec.changed(decoding=part.decoding._replace(name="sampled", temperature=1))))
 
 
 def test_a_worker_that_draws_with_another_seed_loses() -> None:

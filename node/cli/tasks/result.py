@@ -227,7 +227,7 @@ def _completions(
     part: Any = found.spec.part
     if len(done) < part.dataset.rows:
         say(f"{len(done)} of {part.dataset.rows} prompts are done after this window, and written.")
-    return completion_lines(done, part.decoding.ends, decode, stops)
+    return completion_lines(done, part.decoding.ends, decode, stops, found.stops())
 
 
 def _bytes_decoder(spec: JobSpec) -> Callable[[Sequence[int]], str] | None:

@@ -127,7 +127,7 @@ def told_generating(job: GeneratingJob) -> Mapping[str, str]:
         "prompts": f"{counted(rows.rows, 'row')} of {counted(rows.length, 'token')} at most, "
         f"{part.batch} at a time",
         "completions": f"{counted(decoding.new_tokens, 'token')} a row at most; end tokens: {ends}",
-        "tokens": decoding_told(**decoding._asdict()),
+        "tokens": decoding_told(**decoding._asdict()) if part.by_row is None else "as each line says",
         "blobs": f"{len(job.rows)} bytes of prompts, {len(job.model) or len(job.adapter)} bytes of the model",
     }
 

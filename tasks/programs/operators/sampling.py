@@ -31,7 +31,10 @@ __all__ = [
     "TOTAL_MAX",
     "WEIGHT_BITS",
     "WEIGHT_MAX",
+    "check_thresholds",
+    "column_of",
     "drawn",
+    "one_of",
     "share_of",
 ]
 
@@ -44,13 +47,13 @@ TOTAL_MAX: Final = WEIGHT_MAX * TERMS_MAX
 _RANDOM_BYTES: Final = 16
 
 
-def _check_thresholds(name: str, rows: int, thresholds: TensorType) -> None:
+def check_thresholds(name: str, rows: int, thresholds: TensorType) -> None:
     """Check that there is one threshold, or one for each row. Raises ProgramInvalid."""
     if thresholds.columns != 1 or thresholds.rows not in (1, rows):
         raise ProgramInvalid(f"{name} of {rows} rows takes one threshold, or one for each")
 
 
-def _one_of(rows: int, row: int) -> int:
+def one_of(rows: int, row: int) -> int:
     """Return the row of a column that has one row for all rows, or one for each."""
     return row if rows > 1 else 0
 
@@ -68,7 +71,7 @@ class _FromThreshold(Fold):
         expect_attributes(self.name, attributes, 1)
         expect(self.name, inputs, ElementType.INT64, ElementType.INT64)
         check_terms(self.name, inputs[0].columns)
-        _check_thresholds(self.name, inputs[0].rows, inputs[1])
+        check_thresholds(self.name, inputs[0].rows, inputs[1])
         if not 0 <= attributes[0] <= WEIGHT_MAX:
             raise ProgramInvalid(f"{self.name} raises thresholds by 0 to {WEIGHT_MAX}")
         return TensorType(ElementType.INT64, inputs[0].rows, 1)
@@ -124,7 +127,7 @@ def _checked(name: str, inputs: Sequence[Bounds]) -> int:
 def _weight_of(read: Read, inputs: Sequence[TensorType], row: int, column: int) -> tuple[int, int]:
     """Return a weight and the threshold of its row. Raises ElementUndefined."""
     weight = whole(read(0, row, column), -WEIGHT_MAX, WEIGHT_MAX)
-    return weight, whole(read(1, _one_of(inputs[1].rows, row), 0), 0, THRESHOLD_MAX)
+    return weight, whole(read(1, one_of(inputs[1].rows, row), 0), 0, THRESHOLD_MAX)
 
 
 class SumFrom(_FromThreshold):
@@ -176,7 +179,7 @@ class SumUpTo(Fold):
         expect_attributes(self.name, attributes, 0)
         expect(self.name, inputs, ElementType.INT64, ElementType.INT64)
         check_terms(self.name, inputs[0].columns)
-        _check_thresholds(self.name, inputs[0].rows, inputs[1])
+        check_thresholds(self.name, inputs[0].rows, inputs[1])
         return inputs[0]
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
@@ -289,7 +292,7 @@ class RaiseThreshold(ByElements):
         if found.columns != 1:
             raise ProgramInvalid(f"{self.name} takes columns")
         for kind in (inputs[0], inputs[2]):
-            _check_thresholds(self.name, found.rows, kind)
+            check_thresholds(self.name, found.rows, kind)
         if not 0 <= attributes[0] <= WEIGHT_MAX:
             raise ProgramInvalid(f"{self.name} raises thresholds by 0 to {WEIGHT_MAX}")
         return found
@@ -318,8 +321,8 @@ class RaiseThreshold(ByElements):
         column: int,
     ) -> Number:
         """See Operator."""
-        threshold = whole(read(0, _one_of(inputs[0].rows, row), 0), 0, THRESHOLD_MAX)
-        goal = whole(read(2, _one_of(inputs[2].rows, row), 0), 0, TOTAL_MAX)
+        threshold = whole(read(0, one_of(inputs[0].rows, row), 0), 0, THRESHOLD_MAX)
+        goal = whole(read(2, one_of(inputs[2].rows, row), 0), 0, TOTAL_MAX)
         return threshold + (attributes[0] if whole(read(1, row, 0), 0, TOTAL_MAX) >= goal else 0)
 
 
@@ -351,7 +354,7 @@ class ShareOf(ByElements):
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator. Products have up to 77 bits, one for each row: Python's integers take them."""
         totals = arrays.store(inputs[0])[:, 0]
-        return _column(arrays, [share_of(int(total), attributes[0]) for total in totals])
+        return column_of(arrays, [share_of(int(total), attributes[0]) for total in totals])
 
     def element(
         self,
@@ -366,7 +369,8 @@ class ShareOf(ByElements):
         return share_of(whole(read(0, row, 0), 0, TOTAL_MAX), attributes[0])
 
 
-def _column(arrays: Arrays, values: Sequence[int]) -> Array:
+def column_of(arrays: Arrays, values: Sequence[int]) -> Array:
+    """Return integers as a column."""
     import numpy as np  # the judge of a dispute imports this module and needs no NumPy
 
     return arrays.load(np.array(values, dtype=np.float64).reshape(-1, 1))
@@ -397,7 +401,7 @@ class Draw(ByElements):
         totals, rows, places = inputs
         if totals.columns != 1 or rows != totals:
             raise ProgramInvalid(f"{self.name} takes a total and a number for each row")
-        _check_thresholds(self.name, totals.rows, places)
+        check_thresholds(self.name, totals.rows, places)
         return totals
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
@@ -415,7 +419,7 @@ class Draw(ByElements):
         if len(places) == 1:
             places *= len(rows)
         found = zip(rows, places, totals, strict=True)
-        return _column(arrays, [drawn(context.seed, *one) for one in found])
+        return column_of(arrays, [drawn(context.seed, *one) for one in found])
 
     def element(
         self,
@@ -429,7 +433,7 @@ class Draw(ByElements):
         """See Operator."""
         total = whole(read(0, row, 0), 0, TOTAL_MAX)
         number = whole(read(1, row, 0), 0, COUNT_MAX)
-        place = whole(read(2, _one_of(inputs[2].rows, row), 0), 0, DIMENSION_MAX)
+        place = whole(read(2, one_of(inputs[2].rows, row), 0), 0, DIMENSION_MAX)
         return drawn(context.seed, number, place, total)
 
 

@@ -263,7 +263,7 @@ def _unpacked(data: bytes) -> None:
 
 
 def _prompts(data: bytes) -> None:
-    prompts_of(data, _Letters(), 100, 32)
+    prompts_of(data, _Letters(), 100, 32, 2)
 
 
 def targets() -> Iterator[tuple[str, Target]]:
@@ -414,6 +414,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         (
             b'{"prompt": "a"}\n{"input_ids": [5, 6]}\n',
             b'{"messages": [{"role": "user", "content": "a"}]}\n',
+            b'{"prompt": "a", "temperature": 0.5, "top_p": 1, "top_k": 3, "seed": 1}\n'
+            b'{"prompt": "a", "max_new_tokens": 2, "stop": "b"}\n',
         ),
         ("tasks.models.prompts:prompts_of",), (RowsInvalid,), memory=160,
     )  # fmt: skip

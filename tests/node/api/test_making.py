@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from node.api.errors import ApiError
@@ -18,9 +19,10 @@ from node.api.results import metrics_file
 from node.api.store import Store, new_id
 from node.home.paths import Home
 from rpc.client.metrics import LossPoint
+from tasks.engines.input_blobs import read_rows
 from tasks.evaluations import Evaluation
+from tasks.programs.generate import OWN, ByRow
 from tasks.programs.operators.scalars import NANO
-from tasks.programs.sampling import Sampling
 from tasks.spec import encode_spec
 from tests.cluster.api_server import WORDS, batch_lines, rows_of, write_model
 
@@ -112,20 +114,29 @@ def test_a_batch_is_rows_with_the_model_s_end(tmp_path: Path, model: Path) -> No
 
 
 def test_a_batch_is_drawn_as_its_requests_say(tmp_path: Path, model: Path) -> None:
-    """Without a seed that of the job is taken, which each job has for itself."""
+    """Without a seed a row has one of the job's, which each job has for itself (R136)."""
     store, maker = made(tmp_path, model)
 
-    def spec_of(name: str, own: int, **body: Any) -> Any:
-        return maker.make(replace(batch(store, batch_lines("tiny", **body)), id=name, seed=own)).spec
+    def made_of(name: str, own: int, **body: Any) -> tuple[Any, dict[str, list[Any]]]:
+        job: Any = maker.make(replace(batch(store, batch_lines("tiny", **body)), id=name, seed=own))
+        plan = job.spec.plan()
+        rows = read_rows(plan.shape, job.rows)
+        return job.spec, {
+            name: np.frombuffer(rows[name], dtype="<i4").reshape(plan.shape.rows, -1).tolist()
+            for name in rows if name in OWN
+        }  # fmt: skip
 
-    usual = spec_of("batch_a", 7)
-    assert usual.part.decoding.sampling == Sampling(NANO)
-    assert spec_of("batch_b", 8).seed != usual.seed == spec_of("batch_c", 7).seed
-    drawn = spec_of("batch_d", 7, temperature=0.7, top_p=0.9, seed=3)
-    assert drawn.part.decoding.sampling == Sampling(7 * NANO // 10, 9 * NANO // 10)
-    assert drawn.seed == spec_of("batch_e", 8, temperature=1, seed=3).seed != usual.seed
-    assert spec_of("batch_f", 7, temperature=0, top_p=0.9, seed=3).part.decoding.sampling is None
-    assert spec_of("batch_g", 7, n=2).part.dataset.rows == 2 * usual.part.dataset.rows
+    usual, own = made_of("batch_a", 7)
+    assert usual.part.by_row == ByRow(0) and usual.part.decoding.sampling is None
+    assert own["temperatures"] == [[10**6]] * 8 and len({tuple(key) for key in own["keys"]}) == 8
+    assert made_of("batch_b", 8)[1]["keys"] != own["keys"] == made_of("batch_c", 7)[1]["keys"]
+    _, drawn = made_of("batch_d", 7, temperature=0.7, top_p=0.9, seed=3)
+    assert drawn["temperatures"][0] == [700_000] and drawn["top_p"][0] == [9 * NANO // 10]
+    keys = made_of("batch_e", 8, temperature=1, seed=3)[1]["keys"]
+    assert drawn["keys"] == keys and len({tuple(key) for key in keys}) == 1
+    assert made_of("batch_f", 7, temperature=0, top_p=0.9, seed=3)[0].part.by_row is None
+    twice, answers = made_of("batch_g", 7, n=2, seed=3)
+    assert twice.part.dataset.rows == 2 * usual.part.dataset.rows and answers["keys"][0] != answers["keys"][1]
     store.close()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from node.api.errors import ApiError
-from node.api.lines import GREEDY, Drawing, parse_lines
+from node.api.lines import parse_lines
 from node.api.prompting import NEW_TOKENS_USUAL, BatchPlan, Results, plan_batch, results_of
 from node.api.requests import CHAT, COMPLETIONS
-from tasks.programs.operators.scalars import NANO
+from tasks.models.prompts import prompts_of
 from tests.node.api.test_lines import data, line
 
 VOCABULARY = 200
@@ -51,8 +51,11 @@ def texts(made: bytes) -> list[list[tuple[str, str]]]:
 def test_requests_with_several_prompts_and_lengths_share_one_job() -> None:
     plan = planned({"prompt": "ab", "max_tokens": 2}, {"prompt": [[99], [5, 6]], "max_tokens": 4}, {"prompt": "x"})
     assert plan.rows == ((0, (97, 98)), (1, (99,)), (1, (5, 6)), (2, (120,)))
-    assert (plan.new_tokens, plan.limits) == (19, (2, 4, 19))  # two tokens and 19 are one above the context
-    assert [json.loads(row)["input_ids"] for row in plan.data().splitlines()] == [[97, 98], [99], [5, 6], [120]]
+    assert (plan.new_tokens, plan.limits) == (20, (2, 4, 20))  # one token and 20 are one above the context
+    rows = [json.loads(row) for row in plan.data().splitlines()]
+    assert [row["input_ids"] for row in rows] == [[97, 98], [99], [5, 6], [120]]
+    assert [row["max_new_tokens"] for row in rows] == [2, 4, 4, 20]
+    assert all((row["temperature"], row["top_p"]) == (1, 1) and "seed" not in row for row in rows)
 
 
 def test_several_answers_to_a_prompt_are_rows_of_their_own() -> None:
@@ -64,20 +67,26 @@ def test_several_answers_to_a_prompt_are_rows_of_their_own() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 4)
 
 
-def test_requests_that_are_drawn_otherwise_than_the_first_are_refused() -> None:
+def test_each_request_has_its_tokens_drawn_as_it_says() -> None:
+    """Answers to one prompt have seeds of their own; a greedy request has nothing to draw with (R136)."""
     first: dict[str, Any] = {"prompt": "a", "max_tokens": 2, "temperature": 0.7, "seed": 3}
     other: list[dict[str, Any]] = [
-        {"temperature": 0.8}, {"temperature": 0}, {"top_p": 0.5}, {"seed": 4}, {"seed": None}, {"max_tokens": 9},
+        {"temperature": 0.8}, {"temperature": 0}, {"top_p": 0.5}, {"seed": None}, {"n": 2}, {"max_tokens": 9},
+        {"temperature": 1e-9},
     ]  # fmt: skip
     plan = planned({"prompt": [VOCABULARY]}, first, *({**first, **change} for change in other))
-    assert plan.drawing == Drawing(7 * NANO // 10, NANO, 3)
     assert [(one.refused.reason, one.refused.param) for one in plan.lines if one.refused] == [
-        ("invalid_prompt", "input_ids"),
-        *(("unsupported_parameter", name) for name in ("temperature", "temperature", "top_p", "seed", "seed")),
+        ("invalid_prompt", "input_ids")
     ]
-    assert len(plan.rows) == 2 and plan.new_tokens == 9
-    greedy = planned({"prompt": "a", "temperature": 0}, {"prompt": "a", "temperature": 0, "seed": 5, "top_p": 0.1})
-    assert greedy.drawing == GREEDY and len(greedy.rows) == 2
+    rows = [json.loads(row) for row in plan.data().splitlines()]
+    told = [(row.get("temperature"), row.get("top_p"), row.get("seed"), row["max_new_tokens"]) for row in rows]
+    assert told == [
+        (0.7, 1, 3, 2), (0.8, 1, 3, 2), (None, None, None, 2), (0.7, 0.5, 3, 2), (0.7, 1, None, 2), (0.7, 1, 3, 2),
+        (0.7, 1, "3/1", 2), (0.7, 1, 3, 9), (0, 1, 3, 2),
+    ]  # fmt: skip
+    assert plan.new_tokens == 9
+    found = prompts_of(plan.data(), Letters(), VOCABULARY, 20)
+    assert [one.own.seed for one in found][:2] == ["3", "3"] and found[6].own.seed == "3/1"
 
 
 def test_what_does_not_fit_is_refused_alone() -> None:
@@ -86,8 +95,8 @@ def test_what_does_not_fit_is_refused_alone() -> None:
         "context_length_exceeded", None, "invalid_prompt"
     ]  # fmt: skip
     crowded = planned({"prompt": "a" * 19, "max_tokens": 2}, {"prompt": "a", "max_tokens": 9})
-    assert [one.refused is None for one in crowded.lines] == [False, True]
-    assert "9 new ones" in str(crowded.lines[0].refused)
+    assert [one.refused is None for one in crowded.lines] == [True, True]
+    assert crowded.limits == (2, 9)
     usual = planned({"prompt": "a"}, context=5_000)
     assert usual.new_tokens == NEW_TOKENS_USUAL
 

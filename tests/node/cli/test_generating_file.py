@@ -208,6 +208,32 @@ def test_completions_are_those_of_the_decoder_in_the_order_of_the_prompts(folder
         result_after(job, 16, dataset=bytes(len(job.rows))).completions()
 
 
+def test_lines_say_how_they_are_decoded_and_where_their_texts_end(folder: Path) -> None:
+    """Limits and stop texts stand with the prompts: the result needs nothing but the job (R136)."""
+    rows: list[dict[str, Any]] = [
+        {"input_ids": PROMPTS[0]}, {"input_ids": PROMPTS[1], "temperature": 1.5, "seed": 4, "max_new_tokens": 6},
+        {"input_ids": PROMPTS[2], "stop": ["zz", chr(0xE0)]},
+        {"input_ids": PROMPTS[1], "temperature": 1.5, "seed": 4},
+    ]  # fmt: skip
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = made(folder)
+    part: Any = job.spec.part
+    assert part.by_row.stop_columns > 0 and part.decoding == Decoding("greedy", 4, (7, 12))
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    assert told_generating(job)["tokens"] == "as each line says"
+    with open_model(folder / "model") as opened:
+        wanted = Decoder(opened.load(), engine("numpy")).decode(PROMPTS, 4, frozenset({7, 12})).tokens
+    whole = result_after(job, 16, dataset=job.rows)
+    done = whole.completions()
+    assert (done[0], done[2]) == (wanted[0], wanted[2]) and done[3] == done[1][:4]
+    assert whole.stops() == [(), (), ("zz", chr(0xE0)), ()]
+    found = lines(_completions(whole, done, lambda tokens: "".join(chr(0xE0 + token) for token in tokens)))
+    assert [("stopped" in line) for line in found] == [False, False, True, False]
+    (folder / "prompts.jsonl").write_text('{"input_ids": [1]}\n{"input_ids": [2], "top_p": 0.5}')
+    with pytest.raises(RequestInvalid, match=r"prompts.jsonl: line 2: top_p: without a temperature"):
+        made(folder)
+
+
 def test_completions_are_rows_of_a_job_that_trains_on_them_alone(folder: Path) -> None:
     """Of a task that has done two of four prompts; nothing is tokenised again."""
     asked = made(folder)

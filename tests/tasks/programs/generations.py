@@ -12,12 +12,12 @@ import pytest
 from hypothesis import strategies as st
 
 from node.bench.generate import PROMPT, smollm_file
-from tasks.engines.generating import prompt_contents
+from tasks.engines.generating import Own, prompt_contents
 from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.models.llama import Model, model_from_gguf
 from tasks.models.tokens import tokeniser_from_gguf
-from tasks.programs.generate import GenerateShape, adapter_state
+from tasks.programs.generate import ByRow, GenerateShape, adapter_state
 from tasks.programs.llama_shape import PROJECTIONS, Adapter, LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
@@ -46,6 +46,7 @@ class Generation:
     frozen: Model
     prompts: list[list[int]]
     adapter: TrainingState | None = None
+    own: tuple[Own, ...] = ()
 
     @property
     def plan(self) -> GeneratingPlan:
@@ -57,7 +58,7 @@ class Generation:
 
     @property
     def data(self) -> Mapping[str, bytes]:
-        return prompt_contents(self.shape, self.prompts)
+        return prompt_contents(self.shape, self.prompts, self.own)
 
 
 @st.composite
@@ -76,7 +77,8 @@ def decodings(draw: st.DrawFn) -> GenerateShape:
     model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
     return GenerateShape(
         model, batch, batch * draw(st.integers(1, 3)), draw(st.integers(1, 6)),
-        draw(st.integers(1, 6)), ends, adapter if targets else None, draw(st.one_of(st.none(), SAMPLINGS)),
+        draw(st.integers(1, 6)), ends, adapter if targets else None,
+        *draw(st.one_of(st.just((None, None)), st.tuples(SAMPLINGS, st.none()), st.just((None, ByRow(3))))),
     )  # fmt: skip
 
 

@@ -339,7 +339,18 @@ def test_samplings_that_no_program_has_are_refused(change: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["sum_from", "count_from", "sum_up_to", "first_above", "raise_threshold", "share_of", "draw"]
+    "name",
+    [
+        "sum_from",
+        "count_from",
+        "sum_up_to",
+        "first_above",
+        "raise_threshold",
+        "share_of",
+        "draw",
+        "share_by",
+        "draw_by",
+    ],
 )
 def test_numbers_that_may_be_too_large_are_refused_with_the_program(name: str) -> None:
     """A sum of them could leave the integers that every engine adds exactly."""
@@ -348,6 +359,7 @@ def test_numbers_that_may_be_too_large_are_refused_with_the_program(name: str) -
         "sum_from": ([whole, column], (1,)), "count_from": ([whole, column], (1,)),
         "sum_up_to": ([whole, column], ()), "first_above": ([whole, column], ()),
         "raise_threshold": ([column] * 3, (1,)), "share_of": ([column], (1,)), "draw": ([column] * 3, ()),
+        "share_by": ([column] * 2, ()), "draw_by": ([column, column._replace(columns=4), column], ()),
     }[name]  # fmt: skip
     operator = OPERATORS[name]
     fine = [Integers(0, 9)] * len(kinds)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.operators import Attributes
 from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX
+from tasks.programs.operators.row_sampling import KEY_COLUMNS, KEY_PART_MAX, TEMPERATURE_MICRO_MAX
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.sampling import TOTAL_MAX, WEIGHT_MAX
 from tasks.programs.operators.scalars import NANO, constant_bits
@@ -173,7 +174,7 @@ def decoding(draw: st.DrawFn) -> Case:
 def weights(draw: st.DrawFn) -> Case:
     """Calls of sampling: rows of equal weights too, of one huge one, and thresholds that are a weight."""
     name = draw(st.sampled_from(("sum_from", "count_from", "sum_up_to", "first_above", "raise_threshold",
-                                 "share_of", "draw")))  # fmt: skip
+                                 "share_of", "draw", "share_by", "draw_by", "temper")))  # fmt: skip
     rows, columns, most = draw(sides), draw(terms), draw(st.sampled_from((1, 3, 1 << 26, WEIGHT_MAX)))
     shared = draw(st.sampled_from((1, rows)))
     values = whole_numbers(draw(seeds), rows, columns, Integers(draw(st.sampled_from((0, -most))), most))
@@ -193,8 +194,20 @@ def weights(draw: st.DrawFn) -> Case:
     if name == "share_of":
         nano = draw(st.one_of(st.sampled_from((0, 1, NANO // 3, NANO - 1, NANO)), st.integers(0, NANO)))
         return Case(OPERATORS[name], (totals,), (nano,))
+    if name == "share_by":
+        return Case(OPERATORS[name], (totals, whole_numbers(draw(seeds), rows, 1, Integers(0, NANO))), ())
+    if name == "temper":
+        highest = draw(st.sampled_from((0, 1, 700_000, TEMPERATURE_MICRO_MAX)))
+        temperatures = whole_numbers(draw(seeds), rows, 1, Integers(0, highest))
+        return Case(
+            OPERATORS[name], (fractions(draw(seeds), rows, columns, draw(ranges(-800, 900))), temperatures), ()
+        )
     numbers = whole_numbers(draw(seeds), rows, 1, Integers(0, 1 << 28))
     places = whole_numbers(draw(seeds), shared, 1, Integers(0, 1 << 28))
+    if name == "draw_by":
+        numbers = whole_numbers(
+            draw(seeds), rows, KEY_COLUMNS, Integers(0, draw(st.sampled_from((0, KEY_PART_MAX))))
+        )
     return Case(OPERATORS[name], (totals, numbers, places), ())
 
 
@@ -236,6 +249,9 @@ TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
     "raise_threshold": [([_ONE, _COLUMN, _COLUMN], (4,))],
     "share_of": [([_COLUMN], (NANO,))],
     "draw": [([_COLUMN, _COLUMN, _ONE], ())],
+    "share_by": [([_COLUMN, _COLUMN], ())],
+    "draw_by": [([_COLUMN, _WHOLE, _ONE], ())],
+    "temper": [([_DOUBLES, _COLUMN], ())],
     "until": [([_COLUMN, _COLUMN, _COLUMN, _ONE], (50, 7))],
 }
 """Legal calls of each."""
