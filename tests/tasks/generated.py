@@ -46,7 +46,7 @@ def sampled(
 def by_row(segment: int = 2, window: int = STEPS) -> tuple[JobSpec, GeneratingPlan, Generation]:
     """Return a job like that of ``generated`` whose rows say how they are decoded."""
     made = generation(TINY, length=3, new=4, ends=(2, 7))
-    own = tuple(Own(4, 20_000_000 * (row != 1), 20, 500_000_000, key_of(bytes([row]))) for row in range(4))
+    own = tuple(Own(4, 20_000_000 * (row != 1), 20, 500_000_000, key_of(bytes([row, 5]))) for row in range(4))
     return job_of(replace(made, shape=replace(made.shape, by_row=ByRow(0)), own=own), segment, window)
 
 
