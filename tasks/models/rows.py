@@ -20,6 +20,7 @@ from tasks.programs.permutation import order_keys, permuted
 __all__ = [
     "ASSISTANT",
     "LONG_ROWS",
+    "WHOLE_ROWS",
     "Example",
     "Pair",
     "TokenRows",
@@ -43,8 +44,9 @@ FILE_BYTES_MAX: Final = 256 << 20
 LINE_BYTES_MAX: Final = 4 << 20
 ROWS_MAX: Final = 1 << 20
 MESSAGES_MAX: Final = 1 << 10
-LONG_ROWS: Final = ("refuse", "truncate", "drop")
-"""What is done with a row of more tokens than are allowed."""
+WHOLE_ROWS: Final = ("refuse", "truncate", "drop")
+LONG_ROWS: Final = (*WHOLE_ROWS, "split")
+"""What is done with a row of more tokens than are allowed. A line that is split gives several rows."""
 ROLES: Final = ("system", "user", "assistant")
 UNTRAINED_LABEL: Final = -100
 """What a label is where nothing is trained."""
@@ -299,14 +301,28 @@ def fitted(
     kept: list[Example] = []
     dropped: list[tuple[int, str]] = []
     for example in examples:
-        one = _fitted(example, max_length, long_rows)
-        if isinstance(one, str):
-            dropped.append((example.line, one))
-        else:
-            kept.append(one)
+        for part in _parts(example, max_length) if long_rows == "split" else (example,):
+            one = _fitted(part, max_length, long_rows)
+            if isinstance(one, str):
+                dropped.append((example.line, one))
+            else:
+                kept.append(one)
     if not kept:
         raise RowsInvalid("no row is left")
     return kept, dropped
+
+
+def _parts(example: Example, max_length: int) -> Iterator[Example]:
+    """Yield the parts of an example that each fit. The last token of one is the first of the next.
+
+    So each trained token is trained once. A part sees nothing of those before it. One without a trained token is
+    left out: it changes no loss.
+    """
+    for first in range(0, max(len(example.tokens) - 1, 1), max_length):
+        after = first + max_length + 1
+        one = Example(example.line, example.tokens[first:after], example.trained[first:after])
+        if any(one.trained[1:]) or len(example.tokens) - 1 <= max_length:
+            yield one
 
 
 def fitted_pairs(

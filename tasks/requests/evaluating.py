@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.models.evaluating import EvaluatingSettings
-from tasks.models.rows import LONG_ROWS
+from tasks.models.rows import WHOLE_ROWS
 from tasks.requests.fields import JobFields
 from tasks.requests.models import MODEL_FIELDS, model_of
 from tasks.requests.references import TaskRef, path_or_task
@@ -45,7 +45,7 @@ def evaluating_of(fields: JobFields) -> EvaluatingRequest:
         fields.whole(name, int(getattr(usual, name))) for name in _WHOLE
     )
     settings = EvaluatingSettings(
-        batch=batch, max_length=max_length, long_rows=fields.choice("long_rows", LONG_ROWS, usual.long_rows),
+        batch=batch, max_length=max_length, long_rows=fields.choice("long_rows", WHOLE_ROWS, usual.long_rows),
         segment_steps=segment_steps, window_steps=window_steps,
     )  # fmt: skip
     found, data = model_of(fields), path_or_task(fields, "data")

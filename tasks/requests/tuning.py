@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.models.jobs import TuningSettings
-from tasks.models.rows import LONG_ROWS
+from tasks.models.rows import LONG_ROWS, WHOLE_ROWS
 from tasks.programs.finetune import BETA_NANO_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
@@ -91,6 +91,10 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         beta_nano=_beta(fields),
         save_every=loop.save_every,
     )
+    if settings.beta_nano and settings.long_rows == "split":
+        raise fields.wrong(
+            "long_rows", f"long_rows: {', '.join(WHOLE_ROWS)} expected: a pair is compared as a whole"
+        )
     data = path_or_task(fields, "data")
     return TuningRequest(fields.file, fields.path("model"), data, settings, loop.path, start)
 

@@ -136,6 +136,25 @@ def test_long_rows_are_refused_cut_or_dropped_and_never_silently() -> None:
         make_rows(examples[:1], 5, "drop")
 
 
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_long_row_that_is_split_trains_each_token_once(most: int) -> None:
+    """After the token that stands before it, whatever the length of a part; a part without one is left out."""
+    (one,) = read('{"prompt": "abc", "completion": "defgh"}')
+    rows = make_rows([one], most, "split")
+    names = (ROW_TOKENS, PLACES, TARGETS)
+    tokens, places, targets = (
+        np.frombuffer(rows.contents[name], dtype="<i4").reshape(rows.rows, -1) for name in names
+    )  # fmt: skip
+    found = [
+        (int(tokens[row, place]), int(targets[row, slot]))
+        for row in range(rows.rows) for slot, place in enumerate(places[row]) if place < rows.length
+    ]  # fmt: skip
+    wanted = [
+        (one.tokens[at - 1], token) for at, token in enumerate(one.tokens) if at and one.trained[at]
+    ]  # fmt: skip
+    assert found == wanted and rows.length <= most and rows.dropped == ()
+
+
 def test_rows_of_numbers_need_no_tokeniser_and_are_trained_where_labels_say_so() -> None:
     plain, labelled = read('{"input_ids": [5, 6, 7]}\n{"input_ids": [5, 6, 7], "labels": [-100, -100, 7]}')
     assert plain == Example(1, (5, 6, 7), (True, True, True))
