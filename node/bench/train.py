@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from time import process_time
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tasks.engines.plan import NANO, TrainingPlan
 from tasks.engines.training import Trainer, initial_state
 from tasks.programs.permutation import order_keys, permuted
 
-__all__ = ["run"]
+__all__ = ["PlainClassifier", "run"]
 
 _SEED = b"\x07" * 32
 
@@ -40,7 +41,8 @@ def run(*, steps: int = 200, batch: int = 64, widths: tuple[int, ...] = (64, 256
     (loss_sum,) = struct.unpack(">d", last.loss_bits.to_bytes(8, "big"))
     found = trainer.evaluate()
     started = process_time()
-    losses = _plain(plan, dataset, steps)
+    plain = PlainClassifier(plan, dataset)
+    losses = [plain.step() for _ in range(steps)]
     plain_s = process_time() - started
     plain_loss = float(np.mean(losses[-tail:]))
     return {
@@ -54,22 +56,31 @@ def run(*, steps: int = 200, batch: int = 64, widths: tuple[int, ...] = (64, 256
     }
 
 
-def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
-    """Train in float32 with NumPy's own operations and return the loss of each step."""
-    rows = np.frombuffer(dataset.features, dtype=np.uint8).reshape(dataset.rows, dataset.columns)
-    labels = np.frombuffer(dataset.labels, dtype=np.uint8)
-    start = initial_state(plan)
-    tensors = {
-        name: np.frombuffer(start.tensors[name], dtype="<f4").reshape(kind.rows, kind.columns).copy()
-        for name, kind in plan.tensors().items()
-    }
-    depth, rate = len(plan.layers), np.float32(plan.learning_rate_nano / NANO)
-    beta1, beta2 = np.float32(plan.beta1_nano / NANO), np.float32(plan.beta2_nano / NANO)
-    epsilon, decay = np.float32(plan.epsilon_nano / NANO), np.float32(plan.weight_decay_nano / NANO)
-    scale, losses = np.float32(0.5**dataset.shift), []
-    for step in range(steps):
-        picked = _picked(plan, step)
-        inputs, target = [rows[picked] * scale], labels[picked]
+class PlainClassifier:
+    """The same classifier with NumPy's own operations, at the start of a plan, in binary32 or binary64."""
+
+    def __init__(self, plan: TrainingPlan, dataset: Dataset, dtype: Any = np.float32) -> None:
+        self._plan, self._type = plan, np.dtype(dtype).type
+        self._rows = np.frombuffer(dataset.features, dtype=np.uint8).reshape(dataset.rows, dataset.columns)
+        self._labels = np.frombuffer(dataset.labels, dtype=np.uint8)
+        self._scale = self._type(0.5**dataset.shift)
+        start, self._done = initial_state(plan), 0
+        self.tensors = {
+            name: np.frombuffer(start.tensors[name], dtype="<f4").reshape(kind.rows, kind.columns).astype(dtype)
+            for name, kind in plan.tensors().items()
+        }
+        """Parameters and moments by name."""
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and labels of a step."""
+        picked = _picked(self._plan, step)
+        return self._rows[picked] * self._scale, self._labels[picked]
+
+    def gradients(self, step: int) -> tuple[float, dict[str, np.ndarray], np.ndarray]:
+        """Return loss, gradients by layer, and logits less the largest of each row."""
+        plan, tensors = self._plan, self.tensors
+        first, target = self.batch(step)
+        inputs, depth, found = [first], len(plan.layers), dict[str, np.ndarray]()
         for at in range(depth):
             sums = inputs[-1] @ tensors[f"parameter/{at}/weight"].T + tensors[f"parameter/{at}/bias"]
             inputs.append(np.maximum(sums, 0) if at < depth - 1 else sums)
@@ -77,24 +88,32 @@ def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
         powers = np.exp(shifted)
         norms = powers.sum(1, keepdims=True)
         everyone = np.arange(plan.batch)
-        losses.append(float((np.log(norms[:, 0]) - shifted[everyone, target]).mean()))
+        loss = float((np.log(norms[:, 0]) - shifted[everyone, target]).mean())
         gradient = powers / norms
         gradient[everyone, target] -= 1
-        gradient *= np.float32(1 / plan.batch)
-        unbias1, unbias2 = 1 / (1 - beta1 ** (step + 1)), 1 / (1 - beta2 ** (step + 1))
+        gradient *= self._type(1 / plan.batch)
         for at in range(depth - 1, -1, -1):
-            found = {"weight": gradient.T @ inputs[at], "bias": gradient.sum(0, keepdims=True)}
+            found |= {f"{at}/weight": gradient.T @ inputs[at], f"{at}/bias": gradient.sum(0, keepdims=True)}
             if at:
                 gradient = (gradient @ tensors[f"parameter/{at}/weight"]) * (inputs[at] > 0)
-            for part, slope in found.items():
-                name = f"{at}/{part}"
-                values, m, v = (tensors[f"{group}/{name}"] for group in ("parameter", "adam_m", "adam_v"))
-                m += (1 - beta1) * (slope - m)
-                v += (1 - beta2) * (slope * slope - v)
-                if part == "weight":
-                    values *= 1 - rate * decay
-                values -= rate * (m * unbias1) / (np.sqrt(v * unbias2) + epsilon)
-    return losses
+        return loss, found, shifted
+
+    def step(self) -> float:
+        """Do a step of AdamW; return its loss."""
+        plan, number = self._plan, self._type
+        loss, gradients, _ = self.gradients(self._done)
+        self._done += 1
+        rate, decay = number(plan.learning_rate_nano / NANO), number(plan.weight_decay_nano / NANO)
+        beta1, beta2 = number(plan.beta1_nano / NANO), number(plan.beta2_nano / NANO)
+        unbias1, unbias2 = 1 / (1 - beta1**self._done), 1 / (1 - beta2**self._done)
+        for name, slope in gradients.items():
+            values, m, v = (self.tensors[f"{group}/{name}"] for group in ("parameter", "adam_m", "adam_v"))
+            m += (1 - beta1) * (slope - m)
+            v += (1 - beta2) * (slope * slope - v)
+            if name.endswith("weight"):
+                values *= 1 - rate * decay
+            values -= rate * (m * unbias1) / (np.sqrt(v * unbias2) + number(plan.epsilon_nano / NANO))
+        return loss
 
 
 def _picked(plan: TrainingPlan, step: int) -> np.ndarray:
