@@ -116,7 +116,7 @@ def make_job(
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
     a missing extra or of a store.
     """
-    from rpc.client.making import MAKERS, JobTerms, file_of  # with NumPy
+    from rpc.client.making import MAKERS, JobTerms, rows_of_file  # with NumPy
     from state.primitives.errors import DecodeError
     from tasks.engines.errors import EngineMissing, UnsupportedJob
     from tasks.models.errors import ModelError, RowsInvalid
@@ -127,9 +127,9 @@ def make_job(
     if data is None and read_ref(request.data) is not None:
         raise RequestInvalid("the result of its task is needed", file=request.file, field="data")
     request = fetch_request(request, progress=progress)
-    if data is None:
-        data = file_of(request.data, request.file, "data") if request.data else b""
     try:
+        if data is None:
+            data = rows_of_file(request, request.data, "data") if request.data else b""
         job = MAKERS[request.kind](
             request, data, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
         )

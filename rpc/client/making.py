@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 from rpc.client.containers import ContainerJob, make_container
 from tasks.kinds.classifier import KIND_TRAIN
@@ -17,11 +18,14 @@ from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
 from tasks.models.embedding import EmbeddingJob, TrainedEmbedder, make_embedding
+from tasks.models.errors import RowsInvalid
 from tasks.models.evaluating import EvaluatingJob, make_evaluating
 from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
 from tasks.models.opening import open_embedder, open_model
 from tasks.models.rows import FILE_BYTES_MAX
+from tasks.models.tables import is_table, lines_of
+from tasks.models.texts import LINES
 from tasks.models.training import TextFile, TrainingJob, make_training
 from tasks.requests.containing import ContainerRequest
 from tasks.requests.embedding import EmbeddingRequest
@@ -32,8 +36,10 @@ from tasks.requests.references import TaskRef
 from tasks.requests.training import BYTES, TrainingRequest
 from tasks.requests.tuning import TuningRequest
 
-__all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned", "file_of"]
+__all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned", "file_of", "rows_of_file"]
 
+PART_BYTES: Final = 1 << 20
+"""Of a file that is too large, read at once to count its lines."""
 MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob | EmbeddingJob | EvaluatingJob
 
 
@@ -77,27 +83,67 @@ def _asked(
 
 
 def file_of(name: str, request_file: str, field: str) -> bytes:
-    """Return the rows of a file that a field of a request names. Raises RequestInvalid."""
+    """Return the rows of a file that a field of a request names. Raises RequestInvalid.
+
+    A file that is too large is not read: only its lines are counted, up to the first that is too much.
+    """
     path = Path(name)
     try:
         if path.exists() and not path.is_file():
             raise RequestInvalid("not a file", file=name, field=field)
         with path.open("rb") as file:
-            return file.read(FILE_BYTES_MAX + 1)  # whoever reads them refuses more by name
+            if (size := os.fstat(file.fileno()).st_size) > FILE_BYTES_MAX:
+                line = _line_at(file, FILE_BYTES_MAX)
+                text = f"a file of {size} bytes, at most {FILE_BYTES_MAX}: divide it before this line (split)"
+                raise RequestInvalid(text, file=name, line=line, field=field, code=RowsInvalid.code)
+            return file.read(FILE_BYTES_MAX + 1)  # it may grow; whoever reads them refuses more by name
     except OSError as error:
         where = f" in {request_file}" if request_file else ""
         text = f"{error.strerror}; {field}{where} names a file of JSON lines"
         raise RequestInvalid(text, file=name, field=field) from None
 
 
+def _line_at(file: BinaryIO, place: int) -> int:
+    """Return the line that has the byte at ``place``."""
+    line, left = 1, place
+    while left and (part := file.read(min(left, PART_BYTES))):
+        line, left = line + part.count(b"\n"), left - len(part)
+    return line
+
+
+def rows_of_file(request: Any, name: str, field: str) -> bytes:
+    """Return the JSON lines of a file that a field of a request names; a text to train on stays one.
+
+    Raises RequestInvalid; RowsInvalid with line and column.
+    """
+    data = file_of(name, request.file, field)
+    if not is_table(name, is_text=request.kind == KIND_TRAIN):
+        return data
+    return lines_of(data, name, "prompt" if request.kind == KIND_GENERATE else "text")
+
+
+def _validation(request: TrainingRequest | TuningRequest) -> bytes:
+    """Return the rows for validation. Raises as ``rows_of_file``."""
+    try:
+        return rows_of_file(request, request.validation, "validation")
+    except RowsInvalid as error:
+        error.is_validation = True
+        raise
+
+
+def _named(name: str) -> str:
+    """Return a name that says how what ``rows_of_file`` gives is read."""
+    return name + LINES if is_table(name, is_text=True) else name
+
+
 def _training(request: TrainingRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TrainingJob:
     check_tuned(request.file, request.adapter, start, "model")
     held: TextFile | None = None
     if request.validation:
-        held = TextFile(file_of(request.validation, request.file, "validation"), request.validation)
+        held = TextFile(_validation(request), _named(request.validation))
     make = partial(
-        make_training, TextFile(rows, request.data), settings=request.settings, start=start, validation=held,
-        **terms.named,
+        make_training, TextFile(rows, _named(request.data)), settings=request.settings, start=start,
+        validation=held, **terms.named,
     )  # fmt: skip
     if request.tokenizer == BYTES:
         return make(tokens=ByteTokens(), vocabulary=BYTES_VOCABULARY)
@@ -107,7 +153,7 @@ def _training(request: TrainingRequest, rows: bytes, start: Tuned | None, terms:
 
 def _tuning(request: TuningRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TuningJob:
     check_tuned(request.file, request.adapter, start)
-    held = file_of(request.validation, request.file, "validation") if request.validation else None
+    held = _validation(request) if request.validation else None
     with open_model(Path(request.model)) as opened:
         return make_tuning(opened, rows, request.settings, validation=held, start=start, **terms.named)
 

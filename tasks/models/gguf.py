@@ -26,6 +26,7 @@ TEXT_BYTES_MAX: Final = 1 << 20
 ARRAY_ITEMS_MAX: Final = 1 << 21
 ALIGNMENT_MAX: Final = 1 << 16
 DIMENSION_MAX: Final = 1 << 28
+_AGAIN: Final = "Fetch it again: it is cut off or damaged"
 _MAGIC: Final = b"GGUF"
 _VERSION: Final = 3
 _ALIGNMENT: Final = "general.alignment"
@@ -109,7 +110,7 @@ class _Reader:
 
     def bytes(self, size: int) -> bytes:
         if self.at + size > len(self.content):
-            raise ModelInvalid(f"the file ends within {size} bytes at {self.at}")
+            raise ModelInvalid(f"the file ends within {size} bytes at {self.at}", remedy=_AGAIN)
         found = bytes(self.content[self.at : self.at + size])
         self.at += size
         return found
@@ -145,7 +146,7 @@ def read_gguf(content: Content) -> GgufFile:
     """Return what a file holds. Raises ModelInvalid, or ModelUnsupported for another version or storage type."""
     reader = _Reader(content)
     if reader.bytes(len(_MAGIC)) != _MAGIC:
-        raise ModelInvalid("no GGUF file")
+        raise ModelInvalid("no GGUF file", remedy=_AGAIN)
     if (version := reader.number("I")) != _VERSION:
         raise ModelUnsupported(f"GGUF version {version}; only {_VERSION} is read")
     count = reader.count("Q", TENSORS_MAX, "tensors")
@@ -195,7 +196,7 @@ def _placed(
             raise ModelInvalid(f"{name} overlaps another tensor or is not aligned")
         end = tensor.start + tensor.size
         if head + end > len(content):
-            raise ModelInvalid(f"the file ends within {name}")
+            raise ModelInvalid(f"the file ends within {name}", remedy=_AGAIN)
     return {name: tensor._replace(start=head + tensor.start) for name, tensor in tensors.items()}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
@@ -20,6 +24,7 @@ from tasks.models.errors import FolderInvalid, ModelInvalid, ModelUnsupported, R
 from tasks.models.row_results import METRICS, RECEIPT, VECTOR_FILE, RowReceipt, check_row_folder, row_folder
 from tasks.models.rows import fitted_pairs, pair_rows_of, pairs_of
 from tasks.models.safetensors import read_safetensors, write_safetensors
+from tasks.models.tables import lines_of
 from tasks.programs.errors import ProgramInvalid
 from tests.fuzz.targets.base import Target
 from tests.tasks.passed import ADAPTER, Passed, embedded, evaluated
@@ -34,6 +39,15 @@ CONFIG = {
     "model_type": "bert", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 5, "max_position_embeddings": 8, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
 }  # fmt: skip
+
+
+def _array_file() -> bytes:
+    content = io.BytesIO()
+    np.save(content, np.array([[1, 2], [3, 4]], "u1"))
+    return content.getvalue()
+
+
+ARRAY_FILE = _array_file()
 NO_TENSORS = read_safetensors(write_safetensors({}, {}))
 
 
@@ -111,6 +125,11 @@ def targets() -> Iterator[tuple[str, Target]]:
         (b'{"text": "a"}\n{"input_ids": [5, 6]}\n',), ("tasks.models.embedding:texts_of",), (RowsInvalid,),
         memory=160,
     )  # fmt: skip
+    for end, seed in ((".csv", b'text,prompt\n"a, ""b""",c\n\nd,e\n'), (".npy", ARRAY_FILE), (".txt", b"a\n\nb")):
+        yield f"rows in a file {end}", Target(
+            partial(lines_of, name=f"rows{end}", field="text"), (seed,), ("tasks.models.tables:lines_of",),
+            (RowsInvalid,), memory=160,
+        )  # fmt: skip
     yield "pairs' file", Target(
         _pairs,
         (
