@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import posixpath
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +38,7 @@ _SAVE: Final = "save one with numpy.save(FILE, rows.astype('int32'))"
 
 def is_table(name: str, *, is_text: bool = False) -> bool:
     """Tell whether a file of this name becomes JSON lines. With ``is_text`` a plain text stays one."""
-    end = PurePosixPath(name).suffix.lower()
+    end = posixpath.splitext(name)[1].lower()
     return end in TABLES and not (is_text and end == TEXT)
 
 
@@ -49,7 +49,7 @@ def lines_of(data: bytes, name: str, field: str) -> bytes:
     of tokens: a row in each row, or one row. Other files are returned as they are. Raises RowsInvalid with line
     and column.
     """
-    end = PurePosixPath(name).suffix.lower()
+    end = posixpath.splitext(name)[1].lower()
     if end not in TABLES:
         return data
     if len(data) > FILE_BYTES_MAX:
