@@ -50,7 +50,7 @@ from tasks.models.gguf import GgufFile
 from tasks.models.llama import Model, frozen, model_from_gguf
 from tasks.models.opening import OpenModel, open_embedder, open_model
 from tasks.models.rows import Example, TokenRows, examples_of, make_rows
-from tasks.models.texts import texts_of, token_rows
+from tasks.models.texts import texts_of, token_rows, token_stream
 from tasks.models.tokens import Tokeniser, tokeniser_from_gguf
 from tasks.models.training import DecoderSize
 from tasks.programs.adamw import Rates
@@ -245,9 +245,8 @@ def decoder_job(
     """Return plan and rows of training on the bytes of a module of Python's library."""
     model = size.model(BYTES_VOCABULARY).shape
     text = Path(textwrap.__file__).read_bytes()
-    rows = token_rows(
-        texts_of(text, "textwrap.py", ByteTokens(), BYTES_VOCABULARY), size.context, BYTES_VOCABULARY
-    )
+    texts = texts_of(text, "textwrap.py", ByteTokens(), BYTES_VOCABULARY)
+    rows = token_rows(token_stream(texts, BYTES_VOCABULARY), size.context)
     shape = DecoderShape(model, batch, rows.length, rows.rows, rows.rows)
     return DecoderPlan(shape, rates or FinetuneRates(RATES), seed), rows.contents
 

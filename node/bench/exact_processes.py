@@ -33,7 +33,7 @@ from tasks.models.embedding import EmbeddingSettings, make_embedding
 from tasks.models.generating import GeneratingSettings, make_generating
 from tasks.models.jobs import TuningSettings, make_tuning
 from tasks.models.opening import OpenEmbedder
-from tasks.models.training import TrainingSettings, make_training
+from tasks.models.training import TextFile, TrainingSettings, make_training
 from tasks.programs.generate import MADE
 from tasks.recipes import digits_spec
 from tasks.spec import JobSpec
@@ -74,8 +74,8 @@ def _classifier(_models: Models) -> Made:
 
 def _gpt(_models: Models) -> Made:
     settings = TrainingSettings(GPT, steps=64, batch=4, segment_steps=1, window_steps=4)
-    text = LINES * 8
-    job = make_training(text, "rows.txt", ByteTokens(), BYTES_VOCABULARY, settings, **NUMBERS)  # type: ignore[arg-type]
+    text = TextFile(LINES * 8, "rows.txt")
+    job = make_training(text, ByteTokens(), BYTES_VOCABULARY, settings, **NUMBERS)  # type: ignore[arg-type]
     return Made(job.spec, job.rows)
 
 
