@@ -127,7 +127,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     for end, seed in ((".csv", b'text,prompt\n"a, ""b""",c\n\nd,e\n'), (".npy", ARRAY_FILE), (".txt", b"a\n\nb")):
         yield f"rows in a file {end}", Target(
-            partial(lines_of, name=f"rows{end}", field="text"), (seed,), ("tasks.models.tables:lines_of",),
+            partial(lines_of, name=f"rows{end}", field="text"), (seed,), ("tasks.models.tables:_array",),
             (RowsInvalid,), memory=160,
         )  # fmt: skip
     yield "pairs' file", Target(
