@@ -120,6 +120,7 @@ programs: $(VENV)/dev.stamp ## a search for programs whose time does not follow 
 
 disputes: $(VENV)/dev.stamp ## 10,000 random games of disputes: liars and lying challengers lose each
 	DISPUTE_GAMES=600 $(BIN)/pytest -q -n $(JOBS) tests/tasks/dispute
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.tasks.dispute.tally
 
 sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each kind, every Twins scenario of three rounds; resumes where it stopped
 	$(BIN)/python -m node.simulation run release

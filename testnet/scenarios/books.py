@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from node.cli.output import show_amount
 from rpc.client.results import Bill, BillLine
 
-__all__ = ["Books", "make_books"]
+__all__ = ["FUND", "Books", "make_books", "verdict"]
+
+FUND: Final = "fund of checks"
+"""The account of the chain that pays checks that no requester pays."""
 
 
 class Books(NamedTuple):
@@ -21,6 +25,20 @@ class Books(NamedTuple):
     def is_exact(self) -> bool:
         """Whether nothing came from nowhere and nothing is missing."""
         return sum(self.gains.values()) + self.burned + self.locked == 0
+
+
+def verdict(cheat: str | None, gains: Mapping[str, int], honest_lost: Sequence[str]) -> str:
+    """Return in one sentence who lost for what it did, by the names of the parties."""
+    if cheat is None:
+        told = "Nobody cheated"
+    elif gains.get(cheat, 0) < 0:
+        told = f"{cheat} cheated and lost {show_amount(-gains[cheat])}"
+    else:
+        told = f"{cheat} CHEATED AND LOST NOTHING"
+    others = (
+        f"{' and '.join(honest_lost)} LOST WITHOUT A FAULT" if honest_lost else "no honest machine lost anything"
+    )
+    return f"{told}; {others}."
 
 
 def make_books(tasks: Sequence[Bill], bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:

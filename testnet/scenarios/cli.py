@@ -17,6 +17,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_rows
 from rpc.client.core import hexed
 from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder, lay_out
 from testnet.plan import member_names
+from testnet.scenarios.books import FUND, verdict
 from testnet.scenarios.stories import STORIES, VALIDATORS, Story
 
 __all__ = ["network_options", "play_on", "scenario", "temporary_folder"]
@@ -122,14 +123,17 @@ def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) ->
             modules={story.cheat: ("testnet.scenarios.impostor", story.part)} if story.part else {},
         )  # fmt: skip
         outcome = play_on(cluster, Scenario(story, cluster, plan, say).run)
+    document = _document(story, outcome)
     if not as_json:
         _print(story, outcome)
-    return _document(story, outcome)
+        gains = {name: int(amount) for name, amount in document["gains"].items()}
+        click.echo(verdict(document["cheat"], gains, document["honest_lost"]))
+    return document
 
 
 def _document(story: Story, outcome: Any) -> dict[str, Any]:
     gains = {outcome.name(party): amount for party, amount in outcome.books.gains.items()}
-    payers = {story.cheat, "requester"}
+    payers = {story.cheat, "requester", FUND}
     return {
         "scenario": story.name,
         "task": hexed(outcome.task),
@@ -149,7 +153,7 @@ def _print(story: Story, outcome: Any) -> None:
     rows = []
     for party, amount in sorted(outcome.books.gains.items(), key=lambda item: item[1]):
         name = outcome.name(party)
-        part = "cheat" if name == story.cheat else "pays for the task" if name == "requester" else "honest"
+        part = {story.cheat: "cheat", "requester": "pays for the task", FUND: "of the chain"}.get(name, "honest")
         column = "gained" if amount >= 0 else "lost"
         rows.append({"party": name, "part": part, column: show_amount(abs(amount))})
     rows.append({"party": "burned", "gained": show_amount(outcome.books.burned)})

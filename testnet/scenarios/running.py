@@ -27,13 +27,14 @@ from tasks.engines.builtin_datasets import make_dataset
 from tasks.executor.results import WindowResult
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
+from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.registry import bond_id
 from tasks.models.jobs import TuningJob
 from tasks.spec import encode_spec
 from testnet.cluster import Cluster
 from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
 from testnet.plan import COIN, Plan
-from testnet.scenarios.books import Books, make_books
+from testnet.scenarios.books import FUND, Books, make_books
 from testnet.scenarios.parts import OVERLOADER
 from testnet.scenarios.private import fetch, post_private, share, wait_storage
 from testnet.scenarios.stories import Story
@@ -74,7 +75,7 @@ class Outcome:
 
     def name(self, party: bytes) -> str:
         """Return the name of a party."""
-        return self.names.get(party, format_address(party))
+        return FUND if party == FUND_ADDRESS else self.names.get(party, format_address(party))
 
 
 class Scenario:

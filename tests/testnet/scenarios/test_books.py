@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from rpc.client.results import Bill, BillLine, EscrowTotals
-from testnet.scenarios.books import make_books
+from testnet.scenarios.books import make_books, verdict
 
 REQUESTER, LIAR, VERIFIER = (bytes([number]) * 20 for number in (1, 2, 3))
 NUMBERS = count()
@@ -49,3 +49,14 @@ def test_a_machines_own_bond_is_lost_only_where_it_goes_to_others_or_is_burned()
 def test_books_of_a_task_that_has_not_ended_name_what_is_locked() -> None:
     books = make_books([bill(line("locked", REQUESTER, 100), line("paid", LIAR, 30), locked=70)], {})
     assert (books.locked, books.is_exact) == (70, True)
+
+
+def test_one_sentence_says_who_lost_for_what_it_did() -> None:
+    coin = 10**18
+    assert verdict("worker-0", {"worker-0": -2 * coin}, []) == (
+        "worker-0 cheated and lost 2 DKB; no honest machine lost anything."
+    )
+    assert verdict(None, {}, []) == "Nobody cheated; no honest machine lost anything."
+    assert verdict("worker-0", {"worker-0": 0}, ["worker-1"]) == (
+        "worker-0 CHEATED AND LOST NOTHING; worker-1 LOST WITHOUT A FAULT."
+    )

@@ -1,0 +1,24 @@
+"""The count of random games: each side that is wrong loses, and the count says which."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.dispute.game import Side, play
+from tests.tasks.dispute import tally
+from tests.tasks.dispute import test_game as games
+
+
+def test_each_wrong_side_loses_and_is_counted() -> None:
+    found = tally.tally(8)
+    assert (found["games"], found["liars_lost"], found["lying_challengers_lost"]) == (8, 4, 4)
+    assert found["honest_sides_lost"] == 0 and sum(found["endings"].values()) == 8
+    assert found["moves"] > 8
+    assert vars(games)["play"] is play
+
+
+def test_a_game_that_the_honest_side_lost_stops_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = tally._against_the_honest(1)[0]
+    monkeypatch.setattr(tally, "_against_a_liar", lambda _seed: (played, Side.CHALLENGER))
+    with pytest.raises(AssertionError, match="the honest side"):
+        tally.tally(1)
