@@ -3,8 +3,8 @@
 Programs, sources, steps and lies are random. Half of the games have a liar against honest software, with the data
 served or with everything shown on chain in turn. In the other half an honest worker is accused, by one who names
 random elements or by one who moves at random. Each move is decoded from its bytes and judged as a validator does.
-A liar is slashed if its game ends against it (market.md 7.8), or if it falls silent and two drawn machines find what
-its challenger found.
+A liar is slashed if its game ends against it (market.md 7.8), or if it falls silent and two drawn machines find
+what its challenger found.
 """
 
 from __future__ import annotations
