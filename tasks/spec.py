@@ -59,6 +59,7 @@ from tasks.kinds.finetune import (
     RowSet,
 )
 from tasks.kinds.generate import GENERATE_FIELDS, GENERATE_NAMES, KIND_GENERATE, GeneratePart, PromptSet
+from tasks.kinds.gpus import order_fault
 from tasks.kinds.plan import Input, JobPlan
 from tasks.programs.program import Program, SourceKind
 
@@ -150,12 +151,32 @@ class Schedule(NamedTuple):
 class Requirements(NamedTuple):
     """What a worker must have registered. ``gpus`` 0 lets processors do the work.
 
-    ``rate_min`` is in work units a second.
+    ``rate_min`` is in work units a second. Of a container each GPU has ``gpu_words`` in its name and
+    ``gpu_memory_mib`` or more (``tasks.kinds.gpus``); nothing: any one does.
     """
 
     gpus: int
     memory_mib: int
     rate_min: int
+    gpu_words: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
+
+    @property
+    def orders_card(self) -> bool:
+        """Whether not any GPU does."""
+        return bool(self.gpu_words or self.gpu_memory_mib)
+
+    def to_value(self) -> list[Value]:
+        """Return the fields in their order; the last two are left out where they say nothing."""
+        return [*self[:3], *([[*self.gpu_words], self.gpu_memory_mib] if self.orders_card else ())]
+
+    @classmethod
+    def of(cls, found: Found) -> Requirements:
+        """Return the requirements of fields whose types are checked."""
+        more: tuple[tuple[str, ...], int] | tuple[()] = ()
+        if "requirements.gpu_words" in found:
+            more = tuple(found["requirements.gpu_words"]), found["requirements.gpu_memory_mib"]
+        return cls(*[found[f"requirements.{field}"] for field in cls._fields[:3]], *more)
 
 
 Part = ClassifierPart | ContainerPart | DecoderPart | FinetunePart | GeneratePart | EmbedPart | EvaluatePart
@@ -370,7 +391,7 @@ def classifier_plan(spec: JobSpec) -> TrainingPlan:
 def _to_value(spec: JobSpec) -> Value:
     return [
         SPEC_VERSION, spec.kind, spec.level, spec.profile, *spec.part.to_value(), spec.seed, spec.init_root,
-        list(spec.schedule), spec.max_price_per_tera_unit, list(spec.requirements), spec.match_ms,
+        list(spec.schedule), spec.max_price_per_tera_unit, spec.requirements.to_value(), spec.match_ms,
     ]  # fmt: skip
 
 
@@ -400,10 +421,13 @@ _FIELDS: Final = KindFields(
         "requirements.gpus": (0, GPUS_MAX),
         "requirements.memory_mib": (0, MEMORY_MIB_MAX),
         "requirements.rate_min": (0, RATE_MAX),
+        "requirements.gpu_memory_mib": (0, MEMORY_MIB_MAX),
         "match_ms": (1, MATCH_MS_MAX),
     },
     hashes=frozenset({"seed", "init_root"}),
     texts=frozenset({"kind", "profile"}),
+    names=frozenset({"requirements.gpu_words"}),
+    trailing={"requirements": 2},
 )  # fmt: skip
 _PART_AT: Final = 4
 """Fields that come before those of the kind."""
@@ -450,7 +474,7 @@ def _spec_of(found: Found, kind: _Kind) -> JobSpec:
         init_root=found["init_root"],
         schedule=_schedule_of(found),
         max_price_per_tera_unit=found["max_price_per_tera_unit"],
-        requirements=Requirements(*[found[f"requirements.{field}"] for field in Requirements._fields]),
+        requirements=Requirements.of(found),
         match_ms=found["match_ms"],
     )
 
@@ -498,6 +522,8 @@ def decode_spec(data: bytes) -> JobSpec:
     schedule = _schedule_of(found)
     if name == KIND_CONTAINER:
         return _container(found, kind)
+    if "requirements.gpu_words" in found:
+        raise DecodeError("not a job specification: requirements: containers alone order a model of GPUs")
     samples, rows = found.get("dataset.samples", 0), found["dataset.rows"]
     if samples > rows:
         raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
@@ -521,6 +547,17 @@ def decode_spec(data: bytes) -> JobSpec:
     return spec
 
 
+def _check_order(wanted: Requirements) -> None:
+    """Raise DecodeError for an order of GPUs that has another form."""
+    fault = order_fault(wanted.gpu_words)
+    if not wanted.orders_card:
+        fault = "left out where any GPU does"
+    elif not wanted.gpus:
+        fault = "with one GPU or more"
+    if fault:
+        raise DecodeError(f"not a job specification: requirements.gpu_words: {fault}")
+
+
 def _container(found: Found, kind: _Kind) -> JobSpec:
     """Return the job of a container. Raises DecodeError."""
     spec = _spec_of(found, kind)
@@ -531,6 +568,8 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
             f"{' or '.join(kind.names)} can be run"
         )
     check_container(part)
+    if "requirements.gpu_words" in found:
+        _check_order(spec.requirements)
     if "process.egress" in found and not part.process.egress:
         raise DecodeError("not a job specification: process.egress: left out where nothing is to be reached")
     if spec.is_quorum and part.process.egress:

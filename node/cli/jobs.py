@@ -87,7 +87,10 @@ def spec_from_json(document: Any) -> JobSpec:
     fields, part = _part_of(document) if isinstance(document, dict) else _CLASSIFIED
     top = _fields(document, "the specification", {*_TOP, *fields}, optional={"hash", "raw", "step_units"})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
-    requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
+    requirements = _fields(
+        top["requirements"], "requirements", {"gpus", "memory_mib", "rate_min"},
+        optional={"gpu_words", "gpu_memory_mib"},
+    )  # fmt: skip
     spec = JobSpec(
         kind=_text(top["kind"], "kind"),
         level=_number(top["level"], "level"),
@@ -98,7 +101,11 @@ def spec_from_json(document: Any) -> JobSpec:
         schedule=Schedule(*(_number(schedule[name], f"schedule.{name}") for name in Schedule._fields)),
         max_price_per_tera_unit=_number(top["max_price_per_tera_unit"], "max_price_per_tera_unit"),
         requirements=Requirements(
-            *(_number(requirements[name], f"requirements.{name}") for name in Requirements._fields)
+            _number(requirements["gpus"], "requirements.gpus"),
+            _number(requirements["memory_mib"], "requirements.memory_mib"),
+            _number(requirements["rate_min"], "requirements.rate_min"),
+            _texts(requirements.get("gpu_words", []), "requirements.gpu_words"),
+            _number(requirements.get("gpu_memory_mib", 0), "requirements.gpu_memory_mib"),
         ),
         match_ms=_number(top["match_ms"], "match_ms"),
     )

@@ -124,6 +124,7 @@ def request_of(spec: JobSpec, seconds_left: int, secrets: ContainerSecrets = NO_
         *(("", 0) if part.checkpoint is None else (part.checkpoint.path, checkpoint_limit(part))),
         secrets=secrets, is_private=part.is_private, egress=part.process.egress,
         archive=archive_of(part), archive_bytes=part.image.size_bytes,
+        gpu_words=spec.requirements.gpu_words, gpu_memory_mib=spec.requirements.gpu_memory_mib,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from node.home.config import parse_egress, parse_operator, parse_until
 from node.home.files import write_whole
 from node.home.options import NodeOptions
+from tasks.executor.containers.gpu_devices import PART_PREFIX, devices_here
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
 from tasks.spec import GPUS_MAX, RATE_MAX
 
@@ -125,8 +126,11 @@ def describe_machine(
         roles |= NodeRole.CONTAINER | NodeRole(limits)
         if options.executor.kubernetes.enabled:
             roles |= NodeRole.ONLY_CONTAINERS
+    lent = options.executor.docker.gpus if options.executor.docker.enabled else ()
     operator, consent = parse_operator(options.registry) or (address, b"")
     gpus, lanes = _gpus() if "compute" in options.roles else ((), 0)
+    if gpus and roles & NodeRole.CONTAINER and any(name.startswith(PART_PREFIX) for name in lent):
+        gpus, lanes = _lent_gpus(lent), lanes // len(gpus)
     return NodeProfile(
         operator=operator,
         roles=roles,
@@ -229,6 +233,12 @@ def _gpus() -> tuple[tuple[Gpu, ...], int]:
     except (OSError, subprocess.SubprocessError, ValueError):
         return (), 0
     return tuple(gpu for gpu, _ in rows[:GPUS_MAX]), sum(lanes for _, lanes in rows[:GPUS_MAX])
+
+
+def _lent_gpus(lent: Sequence[str]) -> tuple[Gpu, ...]:
+    """Return the devices that containers may have: a machine whose cards are cut into parts offers these."""
+    here = devices_here()
+    return tuple(Gpu(here[name].name, here[name].memory_mib) for name in lent if name in here)[:GPUS_MAX]
 
 
 def _card(line: str) -> tuple[Gpu, int]:

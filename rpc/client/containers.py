@@ -100,7 +100,10 @@ def make_container(request: ContainerRequest, *, max_price: int, match_ms: int) 
     wanted_of = request.settings
     spec = container_job(
         part, ticks=wanted_of.ticks, tick_s=wanted_of.tick_s, max_price_per_tera_unit=max_price,
-        requirements=Requirements(wanted_of.gpus, wanted_of.memory_mib, wanted_of.rate), match_ms=match_ms,
+        requirements=Requirements(
+            wanted_of.gpus, wanted_of.memory_mib, wanted_of.rate, wanted_of.gpu_words, wanted_of.gpu_memory_mib
+        ),
+        match_ms=match_ms,
         level=wanted_of.level,
     )  # fmt: skip
     notes = ["nothing about a container is proven: its machine is paid for seconds; watch it, cancel it in need"]

@@ -21,7 +21,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "init_root": "0x" + spec.init_root.hex(),
         "schedule": spec.schedule._asdict(),
         "max_price_per_tera_unit": str(spec.max_price_per_tera_unit),
-        "requirements": spec.requirements._asdict(),
+        "requirements": _json(spec.requirements),
         "match_ms": spec.match_ms,
     }
 

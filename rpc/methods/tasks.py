@@ -482,7 +482,16 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "init_root": HASH_OUT,
             "schedule": obj({"total_steps": NUMBER, "segment_steps": NUMBER, "window_steps": NUMBER}),
             "max_price_per_tera_unit": AMOUNT_OUT,
-            "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "rate_min": NUMBER}),
+            "requirements": obj(
+                {
+                    "gpus": NUMBER,
+                    "memory_mib": NUMBER,
+                    "rate_min": NUMBER,
+                    "gpu_words": array(STRING),
+                    "gpu_memory_mib": NUMBER,
+                },
+                description="The last two are empty and 0 where any GPU does.",
+            ),
             "match_ms": NUMBER,
         },
         optional=(

@@ -7,15 +7,18 @@ made from ``REQUIREMENTS``. Prices, pauses and money are no part of it. Pure: it
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from tasks.kinds.container import MachineLimit
 from tasks.kinds.egress import covering
+from tasks.kinds.gpus import PART_WORD, common_words, is_part
 from tasks.ledger.bit_sets import Thresholds
-from tasks.ledger.registry import NodeProfile, NodeRole, is_limited
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, is_limited
 from tasks.spec import JobSpec
 
 __all__ = [
+    "PARTS",
     "RATE_TOP",
     "REASONS",
     "REQUIREMENTS",
@@ -34,6 +37,10 @@ __all__ = [
     "usable_gpus",
 ]
 
+PARTS: Final = 1 << 32
+"""Among the limits, which are bits of roles below it: its GPUs are parts of cards."""
+CARDS_KEPT: Final = 16_384
+"""Lists of GPUs whose words are remembered: a call looks at the same machines again."""
 RATE_TOP: Final = 1 << 64
 """Above all rates."""
 
@@ -50,7 +57,8 @@ class Traits(NamedTuple):
 
     ``gpus`` are those that one job may use, ``rate`` is in work units a second. ``host_cores`` are its cores if it
     runs containers. It stays until ``until_ms`` of steady time; 0: it may leave at any time. ``egress`` are
-    patterns of the names that containers may reach there. ``limits`` are bits of what it does not do.
+    patterns of the names that containers may reach there. ``limits`` are bits of what it does not do. Each of its
+    GPUs has ``gpu_words`` in its name and ``gpu_memory_mib`` or more.
     """
 
     gpus: int = 0
@@ -60,6 +68,8 @@ class Traits(NamedTuple):
     until_ms: int = 0
     egress: tuple[str, ...] = ()
     limits: int = 0
+    gpu_words: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
 
 
 class Needs(NamedTuple):
@@ -76,6 +86,8 @@ class Needs(NamedTuple):
     until_ms: int = 0
     egress: tuple[str, ...] = ()
     limits: int = 0
+    gpu_words: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
 
 
 _Has = TypeVar("_Has", contravariant=True)
@@ -183,12 +195,13 @@ class Named(NamedTuple):
     def sets(self, offered: Sequence[Sequence[Hashable]]) -> Callable[[Sequence[Hashable]], int]:
         """A few look-ups for each entry, however many machines there are."""
         having: dict[Hashable, int] = {}
-        for at, patterns in enumerate(offered):
-            for pattern in patterns:
-                having[pattern] = having.get(pattern, 0) | 1 << at
         everyone = (1 << len(offered)) - 1
 
         def found(wants: Sequence[Hashable]) -> int:
+            if wants and not having:  # most calls have no such job
+                for at, patterns in enumerate(offered):
+                    for pattern in patterns:
+                        having[pattern] = having.get(pattern, 0) | 1 << at
             left = everyone
             for entry in wants:
                 covered = 0
@@ -215,13 +228,31 @@ REQUIREMENTS: Final[tuple[Requirement[Any, Any], ...]] = (
             ),
             int(MachineLimit.NO_ROOT): Reason("no_root", "that run no container as user 0"),
             int(MachineLimit.NO_ARCHIVES): Reason("no_archives", "that take images from registries alone"),
+            PARTS: Reason("parts", "that lend parts of cards (`mig` orders them)"),
         }
     ),
+    Named(Reason("gpu_model", "whose GPUs are not all of that model"), lambda word: (word,)),
+    AtLeast(Reason("gpu_memory", "whose GPUs do not all have that memory")),
 )
 """A row for each field of ``Traits`` and ``Needs``, in their order. Of several reasons the first is told."""
 
 REASONS: Final = {reason.code: reason for row in REQUIREMENTS for reason in row.reasons()}
 _LIMITS: Final = int(sum(MachineLimit)) | int(NodeRole.ONLY_CONTAINERS)
+
+
+class _Cards(NamedTuple):
+    """What all GPUs of a machine have: words, MiB, and the bit of parts if one of them is a part."""
+
+    words: tuple[str, ...]
+    memory_mib: int
+    parts: int
+
+
+@lru_cache(maxsize=CARDS_KEPT)
+def _cards(gpus: tuple[Gpu, ...]) -> _Cards:
+    names = {gpu.model for gpu in gpus}
+    parts = PARTS if any(is_part(name) for name in names) else 0
+    return _Cards(common_words(names), min((gpu.memory_mib for gpu in gpus), default=0), parts)
 
 
 def usable_gpus(profile: NodeProfile) -> int:
@@ -237,6 +268,7 @@ def host_cores(profile: NodeProfile) -> int:
 
 def traits_of(profile: NodeProfile) -> Traits:
     """Return what a machine has, by what it registered."""
+    cards = _cards(profile.gpus)
     return Traits(
         gpus=usable_gpus(profile),
         memory_mib=profile.memory_mib,
@@ -244,7 +276,9 @@ def traits_of(profile: NodeProfile) -> Traits:
         host_cores=host_cores(profile),
         until_ms=profile.until_ms,
         egress=profile.egress,
-        limits=int(profile.roles) & _LIMITS,
+        limits=int(profile.roles) & _LIMITS | cards.parts,
+        gpu_words=cards.words,
+        gpu_memory_mib=cards.memory_mib,
     )
 
 
@@ -258,7 +292,11 @@ def needs_of(spec: JobSpec, until_ms: int = 0) -> Needs:
         host_cores=cores,
         until_ms=until_ms,
         egress=spec.egress,
-        limits=spec.refused_limits | (0 if cores else int(NodeRole.ONLY_CONTAINERS)),
+        limits=spec.refused_limits
+        | (0 if cores else int(NodeRole.ONLY_CONTAINERS))
+        | (PARTS if wanted.orders_card and PART_WORD not in wanted.gpu_words else 0),
+        gpu_words=wanted.gpu_words,
+        gpu_memory_mib=wanted.gpu_memory_mib,
     )
 
 

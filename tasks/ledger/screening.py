@@ -22,6 +22,7 @@ from tasks.engines.input_blobs import MODEL_SENT_BYTES_MAX
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
+from tasks.kinds.gpus import PART_WORD, gpu_words, is_part
 from tasks.kinds.plan import JobPlan
 from tasks.ledger.checkpoints import stays_until_ms
 from tasks.ledger.fitting import REASONS, host_cores, lack, needs_of, traits_of
@@ -29,6 +30,7 @@ from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.registry import (
+    Gpu,
     NodeRecord,
     NodeRole,
     NodeStatus,
@@ -38,7 +40,7 @@ from tasks.ledger.registry import (
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
-from tasks.spec import ClassifierPart, JobSpec, container_of
+from tasks.spec import ClassifierPart, JobSpec, Requirements, container_of
 
 __all__ = [
     "DatasetFacts",
@@ -60,6 +62,7 @@ __all__ = [
 
 MACHINES_MAX: Final = 1024
 """Machines that are looked at; where there are more, nothing is said of all of them."""
+CARDS_TOLD_MAX: Final = 4
 PATTERNS_TOLD_MAX: Final = 8
 """Patterns of names that an objection shows."""
 QUICK_PARAMETERS_MAX: Final = 1 << 18
@@ -231,6 +234,8 @@ class Outlook(NamedTuple):
     """Rates of machines that run containers, ascending."""
     reached: tuple[str, ...] = ()
     """Patterns of names that containers may reach on some machine, sorted."""
+    cards: tuple[str, ...] = ()
+    """GPUs of machines that run containers, as text: those that are nearest to what a job orders first."""
 
 
 def _machines(state: Reader) -> list[NodeRecord]:
@@ -263,6 +268,7 @@ def look_out(
         most_rate=max((node.profile.rate for node in found), default=0),
         is_whole=len(nodes) <= MACHINES_MAX,
         host_rates=tuple(sorted(node.profile.rate for node in found if host_cores(node.profile))),
+        cards=_nearest_cards(found, spec),
         reached=tuple(sorted({one for node in found if host_cores(node.profile) for one in node.profile.egress})),
     )
 
@@ -316,6 +322,8 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         )
         if outlook.machines:
             text += f"; of {outlook.machines} machines there are {_reasons_told(outlook)}"
+        if wanted.orders_card:
+            text += f"; {_order_told(wanted)}: {_cards_told(outlook)}"
         if not container_of(spec).is_interruptible:
             text += "; it must have offered to stay until the end of the job (`interruptible: true` needs no such)"
         if spec.egress:
@@ -334,6 +342,30 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     if outlook.machines:
         text += f" ({_reasons_told(outlook)})"
     return [Objection("no_such_machine", text)]
+
+
+def _nearest_cards(found: Sequence[NodeRecord], spec: JobSpec) -> tuple[str, ...]:
+    """Return the GPUs of machines that run containers, those with most words of an order first, each once."""
+    words, memory = set(spec.requirements.gpu_words), spec.requirements.gpu_memory_mib
+    cards = {gpu for node in found if host_cores(node.profile) for gpu in node.profile.gpus}
+
+    def distance(gpu: Gpu) -> tuple[int, int, str]:
+        missing = len(words.difference(gpu_words(gpu.model))) + (is_part(gpu.model) != (PART_WORD in words))
+        return missing, max(0, memory - gpu.memory_mib), gpu.model
+
+    return tuple(f"{gpu.model} with {gpu.memory_mib} MiB" for gpu in sorted(cards, key=distance))
+
+
+def _order_told(wanted: Requirements) -> str:
+    """Return which GPUs a job orders."""
+    named = " ".join(wanted.gpu_words) or "of any model"
+    return f"GPUs {named} with {wanted.gpu_memory_mib} MiB or more are ordered"
+
+
+def _cards_told(outlook: Outlook) -> str:
+    if not outlook.cards:
+        return "machines for containers have none"
+    return f"the nearest that there are: {', '.join(outlook.cards[:CARDS_TOLD_MAX])}"
 
 
 def _reasons_told(outlook: Outlook) -> str:

@@ -44,6 +44,7 @@ from tasks.kinds.container import (
     is_container_path,
 )
 from tasks.kinds.egress import EGRESS_MAX, entry_of
+from tasks.kinds.gpus import GPU_WORDS_MAX, PART_WORD, gpu_words, is_profile
 from tasks.requests.fields import JobFields
 from tasks.requests.sources import is_url
 from tasks.spec import GPUS_MAX, WINDOWS_MAX
@@ -56,7 +57,7 @@ __all__ = [
 _IMAGE: Final = re.compile(r"(?P<repository>[^@\s]+)@sha256:(?P<digest>[0-9a-f]{64})")
 _FIELDS: Final = (
     "kind", "image", "command", "environment", "mounts", "output", "output_mib", "user", "cores", "memory_mib",
-    "disk_mib", "gpus", "rate", "hours", "minutes", "tick_s", "grace_s", "retries", "retry_codes",
+    "disk_mib", "gpus", "gpu", "mig", "rate", "hours", "minutes", "tick_s", "grace_s", "retries", "retry_codes",
     "checkpoint", "interruptible", "allow", "deterministic", "idle_minutes", "progress_pattern", "private",
     "secrets", "registry", "egress",
 )  # fmt: skip
@@ -72,6 +73,8 @@ RATE_DEFAULT: Final = 10**10
 RATE_MAX: Final = 1 << 45
 USER_DEFAULT: Final = 65_534
 MIB: Final = 1 << 20
+GPU_GB_MAX: Final = 1_000
+"""10^9 bytes of memory of a GPU, as its maker names them."""
 _CHECKPOINT_NUMBERS: Final = {"every_s": 300, "minutes": 5, "max_mib": 1_024}
 """What a checkpoint may say beside its path, and what holds where it does not."""
 _SPAN_S: Final = {"hours": 3_600, "minutes": 60}
@@ -87,7 +90,8 @@ class MountRequest(NamedTuple):
 class ContainerSettings(NamedTuple):
     """What is reserved and for how long: ``ticks`` of ``tick_s`` seconds. ``rate`` is that of one GPU or core.
 
-    At ``level`` 1 several machines run it.
+    At ``level`` 1 several machines run it. ``gpu_words`` and ``gpu_memory_mib`` are of each GPU
+    (``tasks.kinds.gpus``).
     """
 
     cores: int
@@ -97,6 +101,8 @@ class ContainerSettings(NamedTuple):
     ticks: int
     tick_s: int
     level: int = LEVEL_METERED
+    gpu_words: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
 
 
 class SecretSource(NamedTuple):
@@ -188,8 +194,8 @@ def containing_of(fields: JobFields) -> ContainerRequest:
     )  # fmt: skip
     settings = ContainerSettings(
         part.cores, _bounded(fields, "memory_mib", 2_048, MEMORY_MIB_MIN, 1 << 24),
-        _bounded(fields, "gpus", 0, 0, GPUS_MAX), _rate(fields), _ticks(fields, tick_s), tick_s,
-        _level(fields, output, process),
+        _gpus(fields), _rate(fields), _ticks(fields, tick_s), tick_s,
+        _level(fields, output, process), *_card(fields),
     )  # fmt: skip
     _check(fields, part, mounts)
     seal = _seal(fields, part)
@@ -211,6 +217,40 @@ def _image(fields: JobFields) -> tuple[Image, str]:
         "image: REPOSITORY@sha256:DIGEST expected, as docker.io/library/python@sha256:..., "
         "or a file of `docker save`, as ./image.tar",
     )
+
+
+def _gpus(fields: JobFields) -> int:
+    """Return the number of GPUs: one, where a model or a part is ordered and no number is said."""
+    is_ordered = fields.has("gpu") or fields.has("mig")
+    return _bounded(fields, "gpus", int(is_ordered), int(is_ordered), GPUS_MAX)
+
+
+def _card(fields: JobFields) -> tuple[tuple[str, ...], int]:
+    """Return the words of the model of each GPU, and its least MiB."""
+    words, memory_mib = set[str](), 0
+    if fields.has("gpu"):
+        value: Any = fields.value("gpu")
+        is_known = isinstance(value, dict) and bool(value) and set(value) <= {"model", "memory_gb"}
+        model: Any = value.get("model", "") if is_known else None
+        memory_gb: Any = value.get("memory_gb", 0) if is_known else None
+        if type(model) is not str or type(memory_gb) not in (int, float) or not 0 <= memory_gb <= GPU_GB_MAX:
+            raise fields.wrong("gpu", f"gpu: {{model: WORDS, memory_gb: NUMBER up to {GPU_GB_MAX}}} expected")
+        words |= set(gpu_words(model))
+        memory_mib = math.floor(memory_gb * 10**9 / MIB)
+        if PART_WORD in words or not (words or memory_mib):
+            raise fields.wrong(
+                "gpu", "gpu: words of a model as `model: H100` expected; `mig` orders parts of cards"
+            )
+        if len(words) > GPU_WORDS_MAX:
+            raise fields.wrong("gpu", f"gpu: a model of {GPU_WORDS_MAX} words at most")
+    if fields.has("mig"):
+        profile = fields.text("mig").lower().replace("+", ".")
+        if not is_profile(profile):
+            raise fields.wrong("mig", "mig: a profile as 1g.10gb expected")
+        words |= {PART_WORD, profile}
+    if len(words) > GPU_WORDS_MAX:
+        raise fields.wrong("gpu", f"gpu: with `mig` a model of {GPU_WORDS_MAX - 2} words at most")
+    return tuple(sorted(words)), memory_mib
 
 
 def _egress(fields: JobFields) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.programs.operators.scalars import NANO
-from tasks.spec import JobSpec, container_of
+from tasks.spec import JobSpec, Requirements, container_of
 
 if TYPE_CHECKING:
     from rpc.client.containers import ContainerJob
@@ -162,7 +162,8 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
         "mounts": mounts,
         "network": ", ".join(part.process.egress) or "none",
         "output": f"{output}, {part.storage.output_bytes_max} bytes at most" if output else "none",
-        "machine": f"{counted(part.cores, 'core')}, {counted(wanted.gpus, 'GPU')}, {wanted.memory_mib} MiB, "
+        "machine": f"{counted(part.cores, 'core')}, {counted(wanted.gpus, 'GPU')}{_card(wanted)}, "
+        f"{wanted.memory_mib} MiB, "
         f"rate {wanted.rate_min} to {spec.rate_max}"
         + (", user 0 (clusters have none)" if part.refused & MachineLimit.NO_ROOT else ""),
         "isolation": "by machines alone that keep it from networks"
@@ -173,6 +174,13 @@ def told_container_part(spec: JobSpec) -> Mapping[str, str]:
             work_price_up(3_600 * spec.step_units, spec.max_price_per_tera_unit)
         ),
     }
+
+
+def _card(wanted: Requirements) -> str:
+    if not wanted.orders_card:
+        return ""
+    least = f", {wanted.gpu_memory_mib} MiB or more" if wanted.gpu_memory_mib else ""
+    return f" ({' '.join(wanted.gpu_words) or 'any model'}{least})"
 
 
 def told_embedding(job: EmbeddingJob) -> Mapping[str, str]:

@@ -34,6 +34,7 @@ from tasks.executor.containers.errors import (
     NotStarted,
     SettingsDiffer,
 )
+from tasks.executor.containers.gpu_devices import devices_here, fitting_devices
 from tasks.executor.containers.images import Images
 from tasks.executor.containers.log_entries import LogPart, LogPlace, LogSelector
 from tasks.executor.containers.log_stream import LogTail, RotationWatch
@@ -217,6 +218,9 @@ class DockerBackend:
             raise ContainerRefused(
                 f"an image of {request.archive_bytes} bytes, limit {self._options.image_gib} GiB"
             )
+        fitting = len(await trio.to_thread.run_sync(_lent, self._options.gpus, request))
+        if request.limits.gpus > fitting:
+            raise ContainerRefused(f"{request.limits.gpus} GPUs of one kind asked for, {fitting} lent")
         if request.egress and facts.closed:
             raise ContainerRefused(f"egress: {facts.closed}")
         for entry in request.egress:
@@ -277,7 +281,7 @@ class DockerBackend:
             if request.secrets.files:
                 await trio.to_thread.run_sync(disk.put_secrets, request.secrets.files)
             async with self._choosing_gpus:  # from the choice until the container has their label
-                gpus = await self._free_gpus(request.limits.gpus)
+                gpus = await self._free_gpus(request)
                 body = self._order(task, request, image, facts, gpus)
                 made = await self._engine.post("/containers/create", body, name=container_name(self._node, task))
             await _compare(self._engine, str(made["Id"]), body)
@@ -326,11 +330,16 @@ class DockerBackend:
         own = await self._own()
         return frozenset(task for task, found in own.items() if found.get("State") != "created")
 
-    async def _free_gpus(self, wanted: int) -> tuple[str, ...]:
+    async def _free_gpus(self, request: ContainerRequest) -> tuple[str, ...]:
         """Return GPUs that no container of this node has. Raises ContainerRefused."""
+        wanted = request.limits.gpus
         own = await self._own() if wanted else {}
         live = (found for found in own.values() if found.get("State") not in ("exited", "dead"))
-        return free_gpus(self._options.gpus, (str(found["Labels"].get(LABEL_GPUS, "")) for found in live), wanted)
+        return free_gpus(
+            await trio.to_thread.run_sync(_lent, self._options.gpus, request),
+            (str(found["Labels"].get(LABEL_GPUS, "")) for found in live),
+            wanted,
+        )
 
     async def _own(self) -> dict[bytes, dict[str, Any]]:
         """Return what the engine lists of this node's containers, by task.
@@ -617,6 +626,13 @@ def _check_room(folder: Path, bytes_max: int, request: ContainerRequest, own: Pa
     taken = sum(file.stat().st_size for file in disks)
     if wanted + taken > bytes_max:
         raise NoRoom(f"{wanted} bytes needed, {max(0, bytes_max - taken)} of the operator's limit are left")
+
+
+def _lent(gpus: tuple[str, ...], request: ContainerRequest) -> tuple[str, ...]:
+    """Return those of the lent GPUs that are what a request orders. Blocking where it orders some kind of them."""
+    if not request.gpu_words and not request.gpu_memory_mib:
+        return gpus
+    return fitting_devices(gpus, devices_here(), request.gpu_words, request.gpu_memory_mib)
 
 
 def make_socket_folder(folder: Path) -> None:

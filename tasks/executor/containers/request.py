@@ -152,6 +152,9 @@ class ContainerRequest:
     archive: bytes = b""
     """For whom the image comes as an archive: its blob, or the hash of a private task's key; empty: pulled."""
     archive_bytes: int = 0
+    gpu_words: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
+    """What each of its GPUs has in its name, and at least (``tasks.kinds.gpus``)."""
 
     def __post_init__(self) -> None:
         """Raise RequestInvalid for a container that no machine runs."""

@@ -37,6 +37,7 @@ from tasks.executor.containers.egress.client_hello import HelloReader
 from tasks.executor.containers.egress.targets import read_authority, read_url
 from tasks.executor.containers.engine import decode_answer
 from tasks.executor.containers.errors import BadOutputs, ContainerRefused, EngineError, ImageTooLarge
+from tasks.executor.containers.gpu_devices import parse_devices
 from tasks.executor.containers.images import PullTotals
 from tasks.executor.containers.log_entries import (
     LogEntry,
@@ -231,4 +232,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "the use of GPUs", Target(
         lambda data: parse_gpu_use(data.decode("utf-8", "replace"), ("GPU-1", "0")), (b"GPU-1, 0, 51, 1024",),
         ("node.market.gpu_use:parse_gpu_use",),
+    )  # fmt: skip
+    yield "devices of GPUs", Target(
+        lambda data: parse_devices(data.decode("utf-8", "replace"), "0, 40960"),
+        (b"GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\n  MIG 1g.5gb      Device  0: (UUID: MIG-2)\n",),
+        ("tasks.executor.containers.gpu_devices:parse_devices",),
     )  # fmt: skip

@@ -85,7 +85,7 @@ def test_a_file_describes_a_container(folder: Path) -> None:
     assert part.process == (("python", "/job/main.py", "3"), ("A=one two", "B=2"), 0, ())
     assert (part.storage.output, part.storage.output_bytes_max, part.cores) == ("/output", 2 << 20, 2)
     assert (job.spec.windows, job.spec.tick_s) == (10, 30)
-    assert job.spec.requirements == (1, 2_048, 7 * 10**9)
+    assert job.spec.requirements[:3] == (1, 2_048, 7 * 10**9) and not job.spec.requirements.orders_card
     assert [(mount.path, mount.form) for mount in part.storage.mounts] == [
         ("/data", MountForm.FOLDER), ("/job/main.py", MountForm.FILE),
     ]  # fmt: skip
@@ -198,6 +198,43 @@ def test_what_is_no_image_is_refused_by_name(folder: Path, image: str, told: str
     login = "registry: {user: 'env:U', password: 'env:P'}\n"
     with pytest.raises(RequestInvalid, match="nothing is pulled"):
         made(folder, FILE.replace(IMAGE, "./image.tar") + login)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("gpu: {model: H100}", (1, ("h100",), 0)),
+        (
+            "gpus: 2\ngpu: {model: NVIDIA A100-SXM4-40GB, memory_gb: 40}",
+            (2, ("40gb", "a100", "nvidia", "sxm4"), 38_146),
+        ),
+        ("gpu: {memory_gb: 24}", (1, (), 22_888)),
+        ("gpus: 3\nmig: 1g.10gb", (3, ("1g.10gb", "mig"), 0)),
+        ("mig: 1g.10gb+me\ngpu: {model: h100}", (1, ("1g.10gb.me", "h100", "mig"), 0)),
+    ],
+)
+def test_a_model_of_gpus_or_a_part_may_be_ordered(folder: Path, text: str, wanted: tuple[object, ...]) -> None:
+    job = made(folder, FILE.replace("gpus: 1", text))
+    found = job.spec.requirements
+    assert (found.gpus, found.gpu_words, found.gpu_memory_mib) == wanted
+    assert decode_spec(encode_spec(job.spec)) == job.spec == spec_from_json(spec_to_json(job.spec))
+    assert all(word in told_container(job)["machine"] for word in found.gpu_words)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("gpu: H100", "gpu"), ("gpu: {}", "gpu"), ("gpu: {name: H100}", "gpu"), ("gpu: {memory_gb: -1}", "gpu"),
+        ("gpu: {memory_gb: 0}", "gpu"), ("gpu: {model: '--'}", "gpu"), ("gpu: {model: A100 MIG}", "gpu"),
+        ("gpu: {model: a b c d e f g h i}", "gpu"), ("mig: big", "mig"), ("mig: 1g.10", "mig"),
+        ("gpus: 0\nmig: 1g.10gb", "gpus"), ("gpu: {model: a b c d e f g}\nmig: 1g.10gb", "gpu"),
+        ("gpu: {memory_gb: .nan}", "gpu"), ("gpu: {model: true}", "gpu"),
+    ],
+)  # fmt: skip
+def test_other_orders_of_gpus_are_refused(folder: Path, text: str, field: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        made(folder, FILE.replace("gpus: 1", text))
+    assert refused.value.field == field
 
 
 def test_a_source_that_is_missing_or_has_links_is_named(folder: Path) -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from state.view import Overlay
 from tasks.kinds.container import ARCHIVED, Allowance, Image, MachineLimit, Process
+from tasks.kinds.gpus import has_card
 from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.auction import Ask, Bid
 from tasks.ledger.bit_sets import places_of
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.fitting import REASONS, REQUIREMENTS, Needs, Traits, lack, needs_of, traits_of
+from tasks.ledger.fitting import PARTS, REASONS, REQUIREMENTS, Needs, Traits, lack, needs_of, traits_of
 from tasks.ledger.matching import may_admit
 from tasks.ledger.parking import move_parked, parked_for
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node
@@ -34,13 +35,20 @@ TASK: Final = WORLD.task(WORLD.create(spec(price=PRICE)))
 
 
 @st.composite
+def cards(draw: st.DrawFn) -> tuple[Gpu, ...]:
+    one = st.sampled_from((CARD, Gpu("NVIDIA H100 80GB", 81_559), Gpu("NVIDIA-H100-80GB-MIG-1g.10gb", 9_856)))
+    count, first = draw(st.integers(0, 3)), draw(one)
+    return tuple(draw(one) if draw(st.booleans()) else first for _ in range(count))
+
+
+@st.composite
 def profiles(draw: st.DrawFn) -> NodeProfile:
     roles = HOST if draw(st.booleans()) else NodeRole.COMPUTE
     for limit in (NodeRole.ONLY_CONTAINERS, NodeRole.UNISOLATED, NodeRole.NO_ROOT, NodeRole.NO_ARCHIVES):
         roles |= limit if draw(st.sampled_from((False, False, True))) else NodeRole(0)
     return NODE.profile._replace(
         roles=roles,
-        gpus=(CARD,) * draw(st.integers(0, 3)),
+        gpus=draw(cards()),
         cores=draw(st.sampled_from((2, 4, 8, 16))),
         memory_mib=draw(st.sampled_from((1_000, 16_000, 48_000))),
         pcie_lanes=draw(st.sampled_from((8, 64))),
@@ -63,7 +71,10 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     part = container_of(made)._replace(cores=draw(st.sampled_from((1, 4, 8))))
     if draw(st.booleans()):
         part = part._replace(image=Image(ARCHIVED, b"d" * 32, b"b" * 32, 1))
+    words = draw(st.sampled_from(((), (), ("card",), ("80gb", "h100"), ("1g.10gb", "mig"), ("mig",), ("nvidia",))))
     wanted = Requirements(gpus, memory or 64, RATE)
+    if gpus and (words or draw(st.booleans())):
+        wanted = wanted._replace(gpu_words=words, gpu_memory_mib=draw(st.sampled_from((0 if words else 1, 9_857))))
     return made._replace(part=part, requirements=wanted, max_price_per_tera_unit=PRICE)
 
 
@@ -98,6 +109,13 @@ def fits_plainly(profile: NodeProfile, job: JobSpec, until_ms: int) -> bool:
         and (not profile.roles & NodeRole.UNISOLATED or bool(part.allows & Allowance.UNISOLATED))
         and (not profile.roles & NodeRole.NO_ROOT or part.process.user != 0)
         and (not profile.roles & NodeRole.NO_ARCHIVES or not part.image.blob)
+        and (
+            not wanted.orders_card
+            or all(
+                has_card(gpu.model, gpu.memory_mib, wanted.gpu_words, wanted.gpu_memory_mib)
+                for gpu in profile.gpus
+            )
+        )
     )
 
 
@@ -143,8 +161,8 @@ def test_a_row_of_the_table_is_a_field_of_both_sides() -> None:
     assert lack(Traits(), Needs()) is None, "who wants nothing takes any machine"
 
 
-ALL: Final = Traits(1, 1_000, 100, 4, 50, ("a.example.org:443",), 0)
-WANTS: Final = Needs(1, 1_000, (90, 110), 4, 50, ("a.example.org:443",), 0)
+ALL: Final = Traits(1, 1_000, 100, 4, 50, ("a.example.org:443",), 0, ("80gb", "h100"), 81_559)
+WANTS: Final = Needs(1, 1_000, (90, 110), 4, 50, ("a.example.org:443",), 0, ("h100",), 81_000)
 LACKS: Final[tuple[tuple[str, dict[str, object], dict[str, object]], ...]] = (
     ("gpus", {"gpus": 0}, {}),
     ("memory", {"memory_mib": 999}, {}),
@@ -157,6 +175,9 @@ LACKS: Final[tuple[tuple[str, dict[str, object], dict[str, object]], ...]] = (
     ("unisolated", {"limits": int(MachineLimit.UNISOLATED)}, {"limits": int(MachineLimit.UNISOLATED)}),
     ("no_root", {"limits": int(MachineLimit.NO_ROOT)}, {"limits": int(MachineLimit.NO_ROOT)}),
     ("no_archives", {"limits": int(MachineLimit.NO_ARCHIVES)}, {"limits": int(MachineLimit.NO_ARCHIVES)}),
+    ("parts", {"limits": PARTS}, {"limits": PARTS}),
+    ("gpu_model", {"gpu_words": ("80gb", "a100")}, {}),
+    ("gpu_memory", {"gpu_memory_mib": 80_999}, {}),
 )
 
 

@@ -127,7 +127,7 @@ _CANARY: Final = bytes(32)
 _PASSED_ON: Final = frozenset(
     {
         "image", "limits", "command", "environment", "mounts", "output_path", "user", "secrets", "is_private",
-        "checkpoint_path", "checkpoint_bytes", "is_resumed", "egress",
+        "checkpoint_path", "checkpoint_bytes", "is_resumed", "egress", "gpu_words", "gpu_memory_mib",
     }
 )  # fmt: skip
 """What of a request a cluster is given. A container that asks for more is refused."""
@@ -291,6 +291,8 @@ class KubernetesBackend:
             raise ContainerRefused(f"{request.limits.gpus} GPUs asked for, {self._options.gpus} lent")
         if request.limits.disk_mib > self._options.disk_gib << 10:
             raise NoRoom(f"{request.limits.disk_mib} MiB of disk asked for, {self._options.disk_gib} GiB lent")
+        if why := await self._selling.lack_of_cards(request):
+            raise ContainerRefused(why)
         if not await self._selling.is_large_enough(request):
             raise NoRoom("no machine of the cluster is large enough")
         return facts

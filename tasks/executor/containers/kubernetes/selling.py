@@ -23,6 +23,7 @@ from tasks.executor.containers.kubernetes.inventory import (
 )
 from tasks.executor.containers.kubernetes.manifests import Cluster, pod_spec
 from tasks.executor.containers.request import ContainerRequest, Image, Limits
+from tasks.kinds.gpus import common_words, has_card
 
 __all__ = ["FRESH_S", "Selling"]
 
@@ -88,6 +89,21 @@ class Selling:
         """Return what the pod of a container asks for."""
         return pod_amounts(pod_spec(request, self._cluster), self._stock.gpu_resource)
 
+    async def lack_of_cards(self, request: ContainerRequest) -> str:
+        """Return that the scheduler may give a container other GPUs than it orders, empty if it cannot."""
+        if not request.gpu_words and not request.gpu_memory_mib:
+            return ""
+        machines = [machine for machine in (await self.look()).machines if machine.sold.gpus]
+        others = {
+            machine.model
+            for machine in machines
+            if not has_card(machine.model, machine.model_mib, request.gpu_words, request.gpu_memory_mib)
+        }
+        if machines and not others:
+            return ""
+        has = ", ".join(sorted(others)) or "none"
+        return f"GPUs {' '.join(request.gpu_words)} are ordered; the cluster has {has}"
+
     async def is_large_enough(self, request: ContainerRequest) -> bool:
         """Whether a machine could have the container, were no other pod there."""
         wanted, inventory = self.amounts(request), await self.look()
@@ -121,9 +137,12 @@ class Selling:
         if not places.number:
             return Offer(0, 0, 0, "", 0, 0)
         largest = places.largest.minus(besides)
+        # The scheduler chooses the machine: what is offered is what each of them has.
+        cards = [(machine.model, machine.model_mib) for machine in inventory.machines if machine.sold.gpus]
+        model = places.model if len({name for name, _ in cards}) < 2 else " ".join(common_words(dict(cards)))
         return Offer(
-            largest.millicores // 1_000, largest.memory // _MIB, min(self._gpus, largest.gpus), places.model,
-            places.model_mib, places.number,
+            largest.millicores // 1_000, largest.memory // _MIB, min(self._gpus, largest.gpus), model,
+            min((mib for _, mib in cards), default=places.model_mib), places.number,
         )  # fmt: skip
 
 
