@@ -93,6 +93,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.kinds.folders": "packs folders, and writes what is unpacked",
     "tasks.simulation.__main__": "the command line of tasks.simulation.campaign",
     "tasks.simulation.campaign": "plays markets in processes and keeps their results in files",
+    "tasks.executor.containers.gpu_devices": "asks the driver's program for its devices",
     "tasks.executor.containers.loaded_images": "keeps small files of what was loaded (trio)",
     "tasks.executor.containers.backend": "names folders; nothing here opens one",
     "tasks.executor.containers.disks": "makes and mounts the disks of containers",
