@@ -182,6 +182,7 @@ def running_registry(root: Path, *, login: bool) -> Iterator[int]:
         auth = f"auth:\n  htpasswd:\n    realm: test\n    path: {root}/htpasswd\n"
     (root / "config.yml").write_text(
         f"version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {root}/data\n"
+        "  delete:\n    enabled: true\n"
         f"http:\n  addr: 127.0.0.1:{port}\n{auth}"
     )
     with (root / "log").open("wb") as log:

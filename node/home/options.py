@@ -263,6 +263,8 @@ class KubernetesOptions:
     """GPUs of each machine that are not sold."""
     tasks_max: int = 16
     """Tasks at once; the chain bounds them too."""
+    registry: str = ""
+    """Where this node pushes images that come as files: https://HOST/PATH. Pods pull them from there."""
     gpu_lanes: int = 16
     """PCIe lanes of each GPU, which no cluster tells. Below 8 no task of several GPUs comes."""
     egress: tuple[str, ...] = ()

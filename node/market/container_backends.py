@@ -35,7 +35,10 @@ def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> Container
 
 
 def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernetes.KubernetesBackend:
-    """Return the back end of the cluster that is lent. Raises ContainerRefused for a prefix that cannot be."""
+    """Return the back end of the cluster that is lent.
+
+    Raises ContainerRefused for a prefix or a registry that cannot be.
+    """
     lent = options.kubernetes
     found = import_module(
         "tasks.executor.containers.kubernetes.backend"
@@ -46,5 +49,10 @@ def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernete
         lent.priority_class, lent.storage_class, lent.reserve_percent, lent.reserve_gpus, parse_egress(lent),
         mirrors_of(lent),
     )  # fmt: skip
-    made: kubernetes.KubernetesBackend = found.KubernetesBackend(chosen, node, folder)
+    made: kubernetes.KubernetesBackend
+    if lent.registry:
+        pushing = import_module("tasks.executor.containers.kubernetes.registry_backend")
+        made = pushing.ClusterWithRegistry(chosen, node, folder, pushing.ImageRegistry(lent.registry))
+    else:
+        made = found.KubernetesBackend(chosen, node, folder)
     return made

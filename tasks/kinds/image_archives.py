@@ -55,7 +55,7 @@ PLAIN_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
 GZIP_LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 _DOCKER: Final = "application/vnd.docker."
 _CONFIGS: Final = (CONFIG, f"{_DOCKER}container.image.v1+json")
-_MANIFESTS: Final = (MANIFEST, f"{_DOCKER}distribution.manifest.v2+json")
+MANIFESTS: Final = (MANIFEST, f"{_DOCKER}distribution.manifest.v2+json")
 _INDEXES: Final = ("application/vnd.oci.image.index.v1+json", f"{_DOCKER}distribution.manifest.list.v2+json")
 _PLAIN: Final = (PLAIN_LAYER, f"{_DOCKER}image.rootfs.diff.tar")
 _GZIP: Final = (GZIP_LAYER, f"{_DOCKER}image.rootfs.diff.tar.gzip")
@@ -350,7 +350,7 @@ def _collect(
             if not depth:
                 raise ImageInvalid("indexes in indexes in indexes")
             _collect(archive, _hashed(archive, digest, "index"), depth - 1, found, left)
-        elif media_type in _MANIFESTS:
+        elif media_type in MANIFESTS:
             platform = _platform(item)
             if platform != "unknown/unknown":  # what a build says of itself
                 found[digest] = media_type, platform

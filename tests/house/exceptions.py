@@ -112,6 +112,8 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.access": "reads a kubeconfig or an account's token",
     "tasks.executor.containers.kubernetes.api": "calls an API server (trio)",
     "tasks.executor.containers.kubernetes.backend": "runs containers in a cluster (trio)",
+    "tasks.executor.containers.kubernetes.image_registry": "pushes images to a registry (trio)",
+    "tasks.executor.containers.kubernetes.registry_backend": "runs containers in a cluster (trio)",
     "tasks.executor.containers.kubernetes.canaries": "tries what a cluster enforces (trio)",
     "tasks.executor.containers.kubernetes.refusals": "reads events of the cluster (trio)",
     "tasks.executor.containers.kubernetes.checkpoints": "reads folders of pods (trio)",
