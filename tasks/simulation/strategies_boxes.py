@@ -9,7 +9,7 @@ from tasks.simulation.actions import Account, Offer, Terms
 from tasks.simulation.agents.base import Agent
 from tasks.simulation.agents.hosts import STORES, WAYS_OUT, Host, IdleHost, LeavingHost, MissingHost, QuorumFriend
 from tasks.simulation.agents.sponsors import Sponsor
-from tasks.simulation.agents.tenants import GreedyTenant
+from tasks.simulation.agents.tenants import GreedyTenant, RefusingTenant
 from tasks.simulation.boxes import Terms as BoxTerms
 from tasks.simulation.stage import BOND, TASKS, Cast, Setting, Stage, honest_cast
 from tasks.simulation.strategy import BOTH, SHARES, Strategy
@@ -112,6 +112,25 @@ def _greedy(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [stage.idle_worker(), *stage.honest_verifiers(), tenant]
 
 
+def _refusing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A requester that refuses good work and takes it, and honest machines of others."""
+    return _taking_work(stage, setting, pays=False)
+
+
+def _paying(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The same requester, which stops its containers and pays for what it takes."""
+    return _taking_work(stage, setting, pays=True)
+
+
+def _taking_work(stage: Stage, setting: Setting, *, pays: bool) -> Sequence[Agent]:
+    _boxed(stage, setting)
+    assert stage.box is not None
+    tenant = RefusingTenant(stage.requester, stage.jobs(TASKS), stage.off, stage.box, stage.box_work_s)
+    tenant.at_part, tenant.pays = float(setting["at"]), pays
+    tenant.rest_cost = stage.conditions.window_cost * stage.conditions.windows
+    return [stage.idle_worker(), *stage.honest_verifiers(), tenant]
+
+
 def _quorum(stage: Stage, setting: Setting) -> Sequence[Agent]:
     """Machines of one owner under several accounts, that leave a lie where two of them have a seat."""
     _boxed(stage, {**setting, "level": 1})
@@ -184,7 +203,8 @@ BOXED: Final[tuple[Strategy, ...]] = (
         "missing host",
         "says of checkpoints of others that it cannot have them, and bills their intervals again",
         {
-            "share": SHARES, "after": (1, 2, 3, 4), "times": (1, 2, 3), "every": _EVERY, "cost": (0.1, 0.5),
+            "share": SHARES, "after": (1, 2, 3, 4), "times": (1, 2, 3), "every": _EVERY,
+            "cost": (0.05, 0.1, 0.5, 1.0),
         },
         _taking_over(MissingHost, 0),
         baseline=_taking_over(Host, 0),
@@ -200,6 +220,17 @@ BOXED: Final[tuple[Strategy, ...]] = (
         _greedy,
         own_tasks=True,
         baseline=_honest_box,
+    ),
+    Strategy(
+        "refusing tenant",
+        "refuses good checkpoints, takes what they hold, and does the rest of the work itself",
+        {
+            "share": (20,), "every": _EVERY, "at": tuple(part / 40 for part in range(1, 39)),
+            "cost": (0.1, 0.5, 1.0),
+        },
+        _refusing,
+        own_tasks=True,
+        baseline=_paying,
     ),
     Strategy(
         "quorum friends",

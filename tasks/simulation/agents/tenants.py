@@ -14,7 +14,7 @@ from tasks.simulation.market import View
 from tasks.simulation.work import OffChain
 from tasks.spec import JobSpec, container_of
 
-__all__ = ["GreedyTenant", "Tenant"]
+__all__ = ["GreedyTenant", "RefusingTenant", "Tenant"]
 
 LEAST_PART: Final = 0.75
 """A container that does less than this part of the work of its time is stopped."""
@@ -154,6 +154,35 @@ class Tenant(Requester):
             self._reposts -= 1
             self._jobs.append(view.job(task))
         return [view.cancel(self.address, task)]
+
+
+class RefusingTenant(Tenant):
+    """Refuses good checkpoints, takes what they hold, and does the rest of the work itself."""
+
+    at_part = 0.5
+    """The part of the work that the checkpoint must hold."""
+    pays = False
+    """Whether it stops the container in place of refusing: what it takes is paid then."""
+    rest_cost = 0
+    """What all of the work costs where it does it itself."""
+
+    def tend(self, view: View, task: bytes) -> list[Action]:
+        """Take the work of a checkpoint, once."""
+        record, found, boxes = view.task(task), view.checkpoints(task), self.off.boxes
+        if record.phase is Phase.DEGRADED and task in self._stopped and not record.ending:
+            return [view.cancel(self.address, task)]
+        if record.phase is not Phase.RUNNING or record.ending or task in self._stopped:
+            return Requester.tend(self, view, task)
+        needed_s = boxes.needs_s[task]
+        held_s = boxes.blobs.get(found.latest.blob, 0.0) if found.latest is not None else 0.0
+        if not found.covered_s or held_s < self.at_part * needed_s:
+            return []
+        self._stopped.add(task)
+        self.off.obtained.add(task)
+        self.spent += int(self.rest_cost * max(0.0, 1 - held_s / needed_s))
+        if self.pays:
+            return [view.cancel(self.address, task)]
+        return [view.miss(self.address, task, found.latest.blob if found.latest else bytes(32))]
 
 
 class GreedyTenant(Tenant):

@@ -113,3 +113,11 @@ def test_what_cheating_hosts_gain_comes_from_an_absent_rule(rule: str, strategy:
     without = play(cast, setting, 0, WITHOUT[rule], conditions=SMALL)
     assert found.profit < without.profit - SMALL.window_price // 20
     assert found.tasks_failed == 0
+
+
+@pytest.mark.parametrize("part", [0.25, 0.75])
+def test_who_refuses_good_work_has_less_than_who_pays_for_it(part: float) -> None:
+    found, paying = pair("refusing tenant", {"share": 20, "every": 2, "at": part})
+    lost = paying.honest_profit - found.honest_profit
+    assert 0 < lost < paying.profit - found.profit, "what it takes from machines it loses itself, and the fee"
+    assert found.honest_loss == 0
