@@ -49,6 +49,7 @@ from tasks.executor.containers.kubernetes.access import read_access
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
 from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, let_go
+from tasks.executor.containers.kubernetes.comparing import check_made, check_pod
 from tasks.executor.containers.kubernetes.data_path import fetch_outputs, send_inputs
 from tasks.executor.containers.kubernetes.drift import DriftWatch
 from tasks.executor.containers.kubernetes.egress_link import EgressLink, listen_for_link
@@ -65,8 +66,6 @@ from tasks.executor.containers.kubernetes.manifests import (
     RECEIVER,
     Cluster,
     Place,
-    check_made,
-    check_pod,
     job_body,
     namespace_body,
     place_of,

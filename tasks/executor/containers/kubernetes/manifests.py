@@ -1,4 +1,4 @@
-"""The objects of one container in a cluster, and whether the API server made them as they were ordered.
+"""The objects of one container in a cluster, as they are ordered.
 
 A task has a namespace of its own with Pod Security ``restricted``, a policy that denies all traffic both ways, a
 quota of one pod, and a Job with that pod. The pod has the requester's container and three of the helper's image.
@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
-from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
-from tasks.executor.containers.kubernetes.quantities import amount
 from tasks.executor.containers.kubernetes.scripts import RECEIVE, agent_command, serve_command, wait_for_sockets
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
@@ -39,8 +37,6 @@ __all__ = [
     "RECEIVER",
     "Cluster",
     "Place",
-    "check_made",
-    "check_pod",
     "helper_pod",
     "helper_user",
     "job_body",
@@ -378,64 +374,3 @@ def job_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[
             },
         },
     }  # fmt: skip
-
-
-def check_made(ordered: Mapping[str, Any], made: Mapping[str, Any], where: str = "") -> None:
-    """Compare an object with its order. Raises SettingsDiffer with the path of the first difference.
-
-    A server may add fields that were not ordered, but no element to a list: no container, volume or capability.
-    """
-    _check(ordered, made, where or str(ordered.get("kind", "")))
-
-
-def check_pod(ordered: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
-    """Compare a pod with the ordered one. Raises SettingsDiffer, also for what nobody ordered.
-
-    A controller of the cluster could have added a host's path or a token: the lists that were compared would name
-    it, or the few fields that are looked at here.
-    """
-    spec = pod.get("spec")
-    # Each cluster adds tolerations of its own: for machines that fail, and for those with GPUs.
-    _check({name: value for name, value in ordered.items() if name != "tolerations"}, spec, "Pod.spec")
-    assert isinstance(spec, Mapping)
-    for one in ordered.get("tolerations", ()):
-        if one not in (spec.get("tolerations") or ()):
-            raise SettingsDiffer(f"Pod.spec.tolerations: {one!r} is missing")
-    for name in ("hostUsers", "hostAliases", "ephemeralContainers", "resourceClaims"):
-        if name not in ordered and spec.get(name):
-            raise SettingsDiffer(f"Pod.spec.{name}: {spec.get(name)!r}"[:300])
-    own = {one["name"]: one for one in [*ordered["initContainers"], *ordered["containers"]]}
-    for one in [*spec["initContainers"], *spec["containers"]]:
-        for name in ("envFrom", "lifecycle", "livenessProbe", "startupProbe", "volumeDevices", "ports"):
-            if one.get(name) and not (name in own[one["name"]] and set(one[name]) == set(own[one["name"]][name])):
-                raise SettingsDiffer(f"Pod.spec of {one.get('name')}: {name} is set")
-        if one.get("securityContext", {}).get("capabilities", {}).get("add"):
-            raise SettingsDiffer(f"Pod.spec of {one.get('name')}: capabilities are added")
-
-
-def _check(ordered: Any, made: Any, path: str) -> None:
-    if isinstance(ordered, Mapping):
-        if not isinstance(made, Mapping):
-            if not ordered and made is None:
-                return
-            raise SettingsDiffer(f"{path}: {made!r}"[:300])
-        for name, value in ordered.items():
-            _check(value, made.get(name), f"{path}.{name}")
-    elif isinstance(ordered, list):
-        if not ordered and made is None:
-            return
-        if not isinstance(made, list) or len(made) != len(ordered):
-            raise SettingsDiffer(f"{path}: {made!r}"[:300])
-        for number, (one, other) in enumerate(zip(ordered, made, strict=True)):
-            _check(one, other, f"{path}[{number}]")
-    elif ordered is False or ordered == "":
-        if made not in (None, False, ""):
-            raise SettingsDiffer(f"{path}: {made!r}"[:300])
-    elif not _is_same(ordered, made):
-        raise SettingsDiffer(f"{path}: {made!r}"[:300])
-
-
-def _is_same(ordered: Any, made: Any) -> bool:
-    if isinstance(ordered, str) and isinstance(made, str):
-        return ordered == made or 0 != amount(ordered) == amount(made)  # ``1000m`` comes back as ``1``
-    return type(ordered) is type(made) and bool(ordered == made)

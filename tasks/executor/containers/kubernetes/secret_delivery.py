@@ -5,8 +5,9 @@ from __future__ import annotations
 from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.errors import EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
+from tasks.executor.containers.kubernetes.comparing import check_made
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
-from tasks.executor.containers.kubernetes.manifests import Place, check_made
+from tasks.executor.containers.kubernetes.manifests import Place
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable, SettingsDiffer
 from tasks.executor.containers.kubernetes.access import decode_kubeconfig, in_cluster
+from tasks.executor.containers.kubernetes.comparing import check_made, check_pod
 from tasks.executor.containers.kubernetes.data_path import archive_of, pieces_of
 from tasks.executor.containers.kubernetes.drift import changed_part, is_policy
 from tasks.executor.containers.kubernetes.exec_stream import status_of
@@ -32,8 +33,6 @@ from tasks.executor.containers.kubernetes.manifests import (
     HELPER,
     MAIN,
     Cluster,
-    check_made,
-    check_pod,
     helper_pod,
     job_body,
     namespace_body,
