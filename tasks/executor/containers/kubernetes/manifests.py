@@ -307,8 +307,8 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
         "restartPolicy": "Never", "automountServiceAccountToken": False, "enableServiceLinks": False,
         "hostNetwork": False, "hostPID": False, "hostIPC": False, "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": LEAVE_S if request.checkpoint_path else GRACE_S, "dnsPolicy": "Default",
-        "securityContext": {
-            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+        "securityContext": {  # the pod's first process has this user: a container may not trace it
+            "runAsNonRoot": True, "runAsUser": helper_user(user), "runAsGroup": helper_user(user), "fsGroup": user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": [receiver], "containers": [agent, helper, main_container(request, cluster)],
