@@ -99,7 +99,7 @@ interface IDekubeRegistry {
     /// @return operator Account behind it.
     /// @return status 1 active, 2 retiring, 3 suspended.
     /// @return roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
-    ///   container, 128 only containers, 64 unisolated, 256 no root.
+    ///   container, 128 only containers, 64 unisolated, 256 no root, 512 no archives.
     /// @return gpus Number of its GPUs.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
     /// @return bond Bond in 10^-18 DKB.
@@ -184,7 +184,7 @@ interface IDekubeRegistry {
     /// @notice A machine was registered.
     /// @param node Address of the machine.
     /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
-    ///   container, 128 only containers, 64 unisolated, 256 no root.
+    ///   container, 128 only containers, 64 unisolated, 256 no root, 512 no archives.
     /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeRegistered(address indexed node, uint256 roles, uint256 price);
 
@@ -231,7 +231,7 @@ interface IDekubeRegistry {
     /// @notice A machine renewed its record.
     /// @param node Address of the machine.
     /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate, 32
-    ///   container, 128 only containers, 64 unisolated, 256 no root.
+    ///   container, 128 only containers, 64 unisolated, 256 no root, 512 no archives.
     /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeUpdated(address indexed node, uint256 roles, uint256 price);
 
