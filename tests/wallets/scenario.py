@@ -78,8 +78,8 @@ WITHOUT_CONTAINER: Final = {
     "sealOutput": ("60", NOWHERE), "revealOutput": (NOWHERE, NOWHERE),
 }  # fmt: skip
 """Arguments after task of functions for containers, of which this network runs none."""
-KIND_FIRST: Final = frozenset({"reportTampering"})
-"""Of these the ones that look at the kind of the task before they look at the sender."""
+KIND_FIRST: Final = frozenset({"reportTampering", "missCheckpoint"})
+"""Of these the ones that look at the kind of the task first, or that its requester may call."""
 _HASH: Final = bytes(32)
 CHUNKS: Final = {
     "path": "0x" + encode([0, 1, []]).hex(), "chunk": "0x" + encode([0, b"c", [], _HASH, []]).hex(),
