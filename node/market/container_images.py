@@ -50,6 +50,8 @@ class ContainerImages:
             return
         if not isinstance(self._backend, LoadsImages):
             raise ContainerRefused("images come from registries alone here")
+        if request.is_private:  # a node that was killed may have left one
+            await trio.to_thread.run_sync(_wipe, self._plain(task))
         if not await self._backend.has_image(request):
             await self._fetch(part, supply, live)
             key = await self._seals.image_key(task, part)
@@ -68,20 +70,35 @@ class ContainerImages:
                 live.pull = PullProgress(here, image.size_bytes)
                 await trio.sleep(LOOK_S)
 
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            await self._inputs.obtain(image.blob, supply, image.size_bytes)
+            try:
+                await self._inputs.obtain(image.blob, supply, image.size_bytes)
+            except Exception as error:  # raised again below: out of the nursery it would come in a group
+                failure = error
             nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         live.pull = PullProgress(image.size_bytes, image.size_bytes)
 
     async def _load_sealed(self, task: bytes, part: ContainerPart, request: ContainerRequest, key: bytes) -> None:
         """Open a sealed archive into a file, which is overwritten as soon as the engine has the image."""
-        plain = self._folder / f"{task.hex()[:32]}.tar.image"
+        plain = self._plain(task)
         try:
             await trio.to_thread.run_sync(write_plain, self._blobs.path(part.image.blob), plain, key)
             assert isinstance(self._backend, LoadsImages)
             await self._backend.load(request, plain)
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(overwrite, [plain])
-            plain.unlink(missing_ok=True)
+                await trio.to_thread.run_sync(_wipe, plain)
+
+    def _plain(self, task: bytes) -> Path:
+        return self._folder / f"{task.hex()[:32]}.tar.image"
+
+
+def _wipe(plain: Path) -> None:
+    try:
+        overwrite([plain])
+    finally:
+        plain.unlink(missing_ok=True)

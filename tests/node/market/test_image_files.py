@@ -11,15 +11,21 @@ import pytest
 import trio
 
 from node.market.containers import request_of
+from rpc.client.containers import make_container
+from state.view.accounts import load_account
 from tasks.custody.container_keys import LOG
 from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.kinds.container import ExitKind
 from tasks.kinds.image_archives import read_image
-from tasks.ledger.records import load_spec
-from tasks.spec import container_of
+from tasks.ledger.records import load_spec, load_task
+from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.requests.containing import ContainerRequest
+from tasks.requests.reading import request_of as job_of
+from tasks.spec import container_of, encode_spec
 from tests.container_engine import busybox_tree
+from tests.node.market.test_containers import PRICE, RATE_MIN
 from tests.node.market.test_sealed_containers import FIRST, OUTSIDER, REQUESTER, Network, opened
 from tests.node.world import World, world_with
 from tests.p2p.helpers import account
@@ -79,8 +85,23 @@ async def test_n69_an_image_from_a_file_runs_and_a_private_one_is_nobody_elses(
                 found = read_image(file)
             assert part.image.digest == found.digest
             assert [line.split()[0] for line in images(lent)] == [f"sha256:{found.config_digest.hex()}"], number
+        await check_unfetched(network, saved)
         await check_private(network, private)
         nursery.cancel_scope.cancel()
+
+
+async def check_unfetched(network: Network, image: Path) -> None:
+    """A blob of more bytes than its task says costs the task a machine, and that machine's node goes on."""
+    asked = job_of({"kind": "container", "rate": RATE_MIN, "memory_mib": 64, "disk_mib": 32, **job(image, "true")})
+    assert isinstance(asked, ContainerRequest)
+    spec = make_container(asked, max_price=PRICE, match_ms=600_000).spec
+    part, content = container_of(spec), b"more than is said" * 99
+    blob = network.store(REQUESTER).add(content)
+    short = part.image._replace(digest=b"\1" * 32, blob=blob, size_bytes=len(content) - 1)
+    nonce = load_account(network.world.store, account(REQUESTER).address).nonce
+    await network.send(REQUESTER, CREATE_TASK, [encode_spec(spec._replace(part=part._replace(image=short)))])
+    task, machine = task_id_of(account(REQUESTER).address, nonce), account(FIRST).address
+    await network.world.mint_until(lambda: machine in load_task(network.world.store, task).complaints)
 
 
 async def check_private(network: Network, private: Path) -> None:
