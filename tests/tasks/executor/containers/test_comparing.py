@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tasks.executor.containers.errors import SettingsDiffer
 from tasks.executor.containers.kubernetes.comparing import check_pod
 from tasks.executor.containers.kubernetes.manifests import MAIN, pod_spec
+from tasks.executor.containers.kubernetes.placement import parse_placement
 from tasks.executor.containers.request import ContainerRequest
 from tests.tasks.executor.containers.test_kubernetes_pure import CLUSTER, REQUESTS, request
 
@@ -169,3 +171,10 @@ def test_what_clusters_add_to_each_pod_is_taken(made: ContainerRequest) -> None:
         for name in ("stdin", "tty"):
             one.pop(name, None)
     check_pod(spec, {"metadata": {"annotations": {"cni.projectcalico.org/podIP": "1.2.3.4"}}, "spec": other})
+
+
+def test_a_cluster_adds_labels_of_machines_to_those_that_were_ordered_and_takes_none_away() -> None:
+    spec = pod_spec(request(), replace(CLUSTER, placement=parse_placement(("pool=market",), ())))
+    check_pod(spec, {"spec": spec | {"nodeSelector": {"pool": "market", "arch": "amd64"}}})
+    with pytest.raises(SettingsDiffer, match=r"nodeSelector\.pool"):
+        check_pod(spec, {"spec": spec | {"nodeSelector": {"arch": "amd64"}}})
