@@ -94,12 +94,14 @@ class ClusterWithRegistry(KubernetesBackend):
         """Check an archive and push its image (``LoadsImages``)."""
         await self.check(request)
         name = secrets.token_hex(16) if request.is_private else ARCHIVED
-        pushed = _Pushed(name, request.is_private, request.image.digest)
+        # Where it was pushed before, even in part: another name would leave an image that no note names.
+        known = await trio.to_thread.run_sync(_read_note, self._note(request))
+        pushed = known or _Pushed(name, request.is_private, request.image.digest)
         with await trio.to_thread.run_sync(archive.open, "rb") as file:
             image = await trio.to_thread.run_sync(checked_archive, request, file, self._image_bytes_max)
             # Noted first: what a node that is killed has pushed is removed by its next life.
             await trio.to_thread.run_sync(_write_note, self._note(request), pushed)
-            await self._registry.push(name, image, file)
+            await self._registry.push(pushed.name, image, file)
         await self._sweep_pushed()
 
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
@@ -153,7 +155,10 @@ def _unused(folder: Path) -> list[Path]:
     """Return the notes of images that nobody needs: old private ones, and public ones beyond the limit."""
     found: list[tuple[float, Path, bool]] = []
     for path in folder.glob("*-*"):
-        at = path.stat().st_mtime
+        try:
+            at = path.stat().st_mtime
+        except FileNotFoundError:  # its container has started meanwhile
+            continue
         try:
             is_private = bool(json.loads(path.read_text())[1])
         except (OSError, ValueError, IndexError, TypeError):

@@ -85,6 +85,9 @@ async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
     await backend.load(private, archive)
     placed = backend._placed(private).image.repository
     assert placed.startswith(f"{registry.place}/") and len(placed.rpartition("/")[2]) == 32, "nobody guesses it"
+    await registry.remove(placed.rpartition("/")[2], private.image.digest)
+    await backend.load(private, archive)
+    assert backend._placed(private).image.repository == placed, "nobody deletes what was pushed before"
     assert backend._placed(public).image.reference == f"{registry.place}/archive@{public.image.name}"
     stranger = replace(public, archive=b"", image=Image(registry.repository("archive"), public.image.digest))
     with pytest.raises(ContainerRefused, match="brought"):
@@ -99,6 +102,7 @@ async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
     with pytest.raises(ImageTooLarge):
         await backend.load(replace(public, archive_bytes=1), archive)
     monkeypatch.setattr(registry_backend, "UNUSED_S", -1.0)
+    (backend._pushed / "gone-meanwhile").symlink_to("nothing")
     await backend._sweep_pushed()
     assert await backend.has_image(public) and not await backend.has_image(private)
     with pytest.raises(ImageUnavailable):
