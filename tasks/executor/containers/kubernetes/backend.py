@@ -368,7 +368,8 @@ class KubernetesBackend:
                 await trio.to_thread.run_sync(_empty_folder, self.folder(task) / RESTORED)
         except BaseException as error:
             if not (fed.is_set() and isinstance(error, trio.Cancelled)):  # else it runs on
-                with trio.CancelScope(shield=True), trio.move_on_after(REMOVE_S):
+                remove_s = REMOVE_S + (WIPE_S if request.is_private else 0)
+                with trio.CancelScope(shield=True), trio.move_on_after(remove_s):
                     await (self.wipe(task) if request.is_private else self.remove(task))
             raise
         _log.info("a container runs", task=task, image=request.image.reference)
