@@ -2,8 +2,8 @@
 
 The helper listens on the pod's loopback (``helper_egress``). Each connection is joined with a new one to a Unix
 socket, at which the node serves the proxy that it serves for containers of an engine too. So names, addresses,
-limits and counters are the same code. A container may have taken its helper over: what comes over the link is
-bounded and decoded strictly, and such a container gains what it could ask the proxy for anyway.
+limits and counters are the same code. What comes over the link is a stranger's word: it is bounded and decoded
+strictly, and who takes the helper over gains what the container could ask the proxy for anyway.
 
 Each side sends at most ``WINDOW_BYTES`` of a connection ahead of what the other one has passed on. So a connection
 whose reader is slow holds up no other one, and the node keeps so many bytes of it at most.
@@ -160,9 +160,9 @@ class EgressLink(PodLink):
                     joined.note()
             finally:
                 await trio.aclose_forcefully(stream)
+        await self._say(command, Frame(number, CLOSE))  # it counts until then: a helper that reads nothing has few
         self._joined.pop(number, None)
         self._stray += max(0, joined.may_come)
-        await self._say(command, Frame(number, CLOSE))
 
     async def _proxy(self) -> trio.SocketStream:
         """Connect to the proxy, which may be about to listen. Raises OSError."""

@@ -319,6 +319,25 @@ async def test_n66_more_connections_than_may_be_are_closed(
     assert "has ended" in told
 
 
+class Deaf(Liar):
+    """A helper that reads nothing."""
+
+    async def write(self, _data: bytes) -> None:
+        await trio.sleep_forever()
+
+
+async def test_n66_a_helper_that_reads_nothing_has_few_connections(autojump_clock: Any) -> None:
+    made, command = EgressLink(None, Path("/nowhere"), TASK), Deaf([])  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            for number in range(1, 4 * CONNECTIONS_MAX):
+                for kind in (OPEN, CLOSE):
+                    await made._take(command, Frame(number, kind), nursery)  # type: ignore[arg-type]
+                await trio.sleep(0.001)
+        assert len(nursery.child_tasks) <= CONNECTIONS_MAX
+        nursery.cancel_scope.cancel()
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(range(1, 7)), st.integers(0, 40)), max_size=12))
 def test_n66_whatever_a_helper_says_the_node_keeps_a_window(drawn: list[tuple[int, int, int]]) -> None:
     """Frames in any order end in an answer or a typed error, and never keep more than a window."""
