@@ -36,6 +36,7 @@ class _Refused(NamedTuple):
     open: bool
     latest: Stored | None
     before: Stored | None
+    base: Stored | None
 
 
 def refuse_stored(case: Case, name: bytes) -> bool:
@@ -61,16 +62,16 @@ def refuse_stored(case: Case, name: bytes) -> bool:
         found = _burn(case, found, found.last, found.open, open_s, is_open=True)._replace(open=0)
     elif case.record.phase == Phase.RUNNING:
         found = pay_open(case, found)
-    save_checkpoints(case.state, task, found._replace(latest=refused.latest, before=refused.before))
+    found = found._replace(latest=refused.latest, before=refused.before, base=refused.base)
+    save_checkpoints(case.state, task, found)
     return refused.open
 
 
 def _refused(case: Case, found: Checkpoints, name: bytes, every_s: int) -> _Refused:
     latest, is_own = found.latest, found.covered_s > 0
     if latest is not None and latest.blob and name == latest.blob:
-        others = [one for one in (found.before, found.base) if one is not None and one.blob != name]
-        kept = [*dict.fromkeys(others), None, None] if is_own else [*others[:1], None]
-        return _Refused(True, is_own, kept[0], kept[1] if is_own else None)
+        before, base = [None if one is None or one.blob == name else one for one in (found.before, found.base)]
+        return _Refused(True, is_own, before or base, base if before and before != base else None, base)
     is_whole = name == all_of_machine(found.last)
     if (
         not found.runs
@@ -81,8 +82,8 @@ def _refused(case: Case, found: Checkpoints, name: bytes, every_s: int) -> _Refu
     if not (is_whole and is_own):
         _check_late(case, found.covered_s + every_s)
     if is_whole and is_own:
-        return _Refused(True, True, found.base, None)
-    return _Refused(False, True, latest, found.before)
+        return _Refused(True, True, found.base, None, found.base)
+    return _Refused(False, True, latest, found.before, found.base)
 
 
 def _check_late(case: Case, due_s: int) -> None:

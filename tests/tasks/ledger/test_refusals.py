@@ -236,6 +236,27 @@ def test_n71_a_false_checkpoint_is_refused_while_the_next_machine_has_stored_not
         assert next_machine(world, task) == second
 
 
+@pytest.mark.parametrize("phase", [Phase.DEGRADED, Phase.RUNNING])
+def test_n71_a_refused_checkpoint_is_never_gone_on_from_again(phase: Phase) -> None:
+    """It is all that was stored: the next machine begins from nothing, also if the last run began with it."""
+    world = World()
+    for at in range(2):
+        host(world, at + 1)
+    task, first = started(world, job())
+    store_after(world, first, task, FALSE)
+    assert leave(world, first, task) is None
+    second = next_machine(world, task)
+    assert stored(world, task).base == stored(world, task).latest
+    if phase == Phase.DEGRADED:
+        assert leave(world, second, task) is None
+        host(world, 3)
+    assert world.task(task).phase == phase
+    assert refuse(world, task, FALSE) is None
+    assert stored(world, task).wanted is None
+    next_machine(world, task)
+    assert latest(world, task) == b"" and stored(world, task).base is None
+
+
 def test_n72_who_fetches_nothing_and_leaves_earns_no_preparation() -> None:
     world = World()
     for at in range(2):
