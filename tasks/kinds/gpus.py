@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from string import ascii_lowercase, ascii_uppercase
 from typing import Final
 
 __all__ = [
@@ -23,6 +24,8 @@ NAME_WORDS_MAX: Final = 16
 """Words of a machine's card that count: the first ones."""
 WORD_LENGTH_MAX: Final = 32
 PART_WORD: Final = "mig"
+_AS_WRITTEN: Final = str.maketrans(ascii_uppercase + "+", ascii_lowercase + ".")
+"""Of ASCII alone: nodes agree on the words, whatever tables of letters they have."""
 _WORD: Final = re.compile(r"[a-z0-9]+(?:\.[a-z0-9]+)*", re.ASCII)
 _PROFILE: Final = re.compile(r"[1-9][0-9]?g\.([1-9][0-9]{0,3})gb(?:\.[a-z0-9]+)*", re.ASCII)
 _PART_SHARE: Final = 95
@@ -32,7 +35,7 @@ _PART_SHARE: Final = 95
 @lru_cache(maxsize=4_096)
 def gpu_words(name: str) -> tuple[str, ...]:
     """Return the words of a name, sorted, each once: the first ``NAME_WORDS_MAX`` of them."""
-    found = _WORD.findall(name.lower().replace("+", "."))
+    found = _WORD.findall(name.translate(_AS_WRITTEN))
     return tuple(sorted({word for word in found[:NAME_WORDS_MAX] if len(word) <= WORD_LENGTH_MAX}))
 
 

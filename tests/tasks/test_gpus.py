@@ -58,6 +58,11 @@ def test_names_of_one_card_have_the_same_words() -> None:
         "40gb", "a100", "nvidia", "sxm4",
     )  # fmt: skip
     assert "1g.5gb.me" in gpu_words("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb+me")
+
+
+def test_letters_beyond_ascii_are_in_no_word() -> None:
+    """Unicode would make a k of the sign for kelvin, and an i of a capital one with a dot."""
+    assert gpu_words("\N{KELVIN SIGN}80 \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}400 K80") == ("400", "80", "k80")
     assert common_words(["NVIDIA A100 40GB", "NVIDIA A100 80GB"]) == ("a100", "nvidia") and common_words([]) == ()
 
 
