@@ -7,7 +7,7 @@ made from ``REQUIREMENTS``. Prices, pauses and money are no part of it. Pure: it
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from tasks.kinds.container import MachineLimit
@@ -194,19 +194,22 @@ class Named(NamedTuple):
 
     def sets(self, offered: Sequence[Sequence[Hashable]]) -> Callable[[Sequence[Hashable]], int]:
         """A few look-ups for each entry, however many machines there are."""
-        having: dict[Hashable, int] = {}
         everyone = (1 << len(offered)) - 1
 
+        @cache
+        def having() -> dict[Hashable, int]:
+            sets: dict[Hashable, int] = {}
+            for at, patterns in enumerate(offered):
+                for pattern in patterns:
+                    sets[pattern] = sets.get(pattern, 0) | 1 << at
+            return sets
+
         def found(wants: Sequence[Hashable]) -> int:
-            if wants and not having:  # most calls have no such job
-                for at, patterns in enumerate(offered):
-                    for pattern in patterns:
-                        having[pattern] = having.get(pattern, 0) | 1 << at
             left = everyone
-            for entry in wants:
+            for entry in wants:  # most calls have no such job: the machines are looked at for the first, once
                 covered = 0
                 for pattern in self.covering(entry):
-                    covered |= having.get(pattern, 0)
+                    covered |= having().get(pattern, 0)
                 left &= covered
             return left
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -15,7 +16,7 @@ from tasks.ledger.ask_index import AskIndex
 from tasks.ledger.auction import Ask, Bid
 from tasks.ledger.bit_sets import places_of
 from tasks.ledger.checkpoints import stays_until_ms
-from tasks.ledger.fitting import PARTS, REASONS, REQUIREMENTS, Needs, Traits, lack, needs_of, traits_of
+from tasks.ledger.fitting import PARTS, REASONS, REQUIREMENTS, Named, Needs, Traits, lack, needs_of, traits_of
 from tasks.ledger.matching import may_admit
 from tasks.ledger.parking import move_parked, parked_for
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node
@@ -194,3 +195,19 @@ def test_each_row_alone_keeps_a_machine_from_a_job(
     assert lack(traits, needs) == REASONS[code]
     asks = [Ask(bytes([at]), 1, 1, 0, each, 0, b"") for at, each in enumerate((ALL, traits))]
     assert places_of(AskIndex(asks).meeting(Bid(b"t", 1, needs, frozenset(), b""))) == [0]
+
+
+def test_machines_that_let_nothing_be_reached_are_looked_at_once_however_many_jobs_there_are() -> None:
+    class Offered(list[tuple[str, ...]]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[tuple[str, ...]]:
+            self.looks += 1
+            return super().__iter__()
+
+    offered = Offered([(), ()])
+    row = next(row for row in REQUIREMENTS if isinstance(row, Named))
+    meets = row.sets(offered)
+    assert meets(()) == 0b11 and offered.looks == 0
+    assert [meets(("a.example.org:443",)) for _ in range(3)] == [0, 0, 0]
+    assert offered.looks == 1
