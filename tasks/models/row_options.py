@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from tasks.engines.generating import Own
 from tasks.models.errors import RowsInvalid
+from tasks.models.rows import text_of
 from tasks.programs.operators.row_sampling import KEY_COLUMNS, MICRO, TEMPERATURE_MICRO_MAX, key_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
@@ -102,7 +103,7 @@ def _seed(line: int, fields: Mapping[str, Any]) -> str | None:
     if type(value) is int and -_INTEGER_MAX <= value < _INTEGER_MAX:
         return str(value)
     if type(value) is str and 0 < len(value) <= SEED_CHARACTERS_MAX:
-        return value
+        return text_of(line, fields, "seed")
     raise RowsInvalid(f"seed: a whole number or a text of {SEED_CHARACTERS_MAX} characters at most expected", line)
 
 
@@ -115,4 +116,4 @@ def _stops(line: int, fields: Mapping[str, Any]) -> tuple[str, ...] | None:
         raise RowsInvalid(f"stop: a text, or a list of {STOPS_MAX} texts at most expected", line)
     if not all(type(one) is str and 0 < len(one) <= STOP_CHARACTERS_MAX for one in found):
         raise RowsInvalid(f"stop: texts of 1 to {STOP_CHARACTERS_MAX} characters expected", line)
-    return tuple(found)
+    return tuple(text_of(line, {"stop": one}, "stop") for one in found)

@@ -137,6 +137,8 @@ def _array(data: bytes) -> np.ndarray:
         raise RowsInvalid(
             f"an array of {kind} with {len(shape)} dimensions; integers with 1 or 2 expected: {_SAVE}"
         )
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise RowsInvalid(f"an array of the shape {shape}: no array has it; {_SAVE}")
     count = shape[0] * (shape[1] if len(shape) == 2 else 1)
     if not 0 < count <= NUMBERS_MAX:
         raise RowsInvalid(f"an array of {count} numbers; 1 to {NUMBERS_MAX} expected: divide it")

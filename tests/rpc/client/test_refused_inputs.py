@@ -48,6 +48,11 @@ def npy(values: np.ndarray) -> bytes:
     return content.getvalue()
 
 
+def shaped(shape: str) -> bytes:
+    """Return an array of two numbers that says of itself that it has another shape."""
+    return npy(np.array([1, 2], "<i4")).replace(b"(2,), }".ljust(len(shape) + 3), f"{shape}, }}".encode())
+
+
 def big(path: Path) -> None:
     """A table of 3 GB, of which the disk has the first MiB."""
     with path.open("wb") as file:
@@ -67,6 +72,8 @@ DATA: list[tuple[str, Callable[[Path], object], int | None, str]] = [
     ("rows.npy", lambda path: path.write_bytes(npy(np.ones((2, 2), int))[:-1]), None, "cut or damaged"),
     ("rows.npy", lambda path: path.write_bytes(b"\x93NUMPY\x01\x00" + b"\x10\x00" + b"(" * 16), None,
      "not an array.*numpy.save"),
+    ("rows.npy", lambda path: path.write_bytes(shaped("(-1, -2)")), None, r"shape \(-1, -2\).*numpy.save"),
+    ("rows.npy", lambda path: path.write_bytes(shaped("(True, 2)")), None, r"shape \(True, 2\).*numpy.save"),
     ("rows.csv", lambda path: path.write_text('text\n"two\nlines"\none,two\n'), 4,
      "2 fields in a table of 1 columns: put \"quotes\" around"),
     ("rows.csv", lambda path: path.write_text('text\nab\n"open\n'), 3, "not a table.*is doubled"),

@@ -72,6 +72,7 @@ def test_a_line_may_say_how_it_is_decoded() -> None:
         ("top_k", -1), ("top_k", 1 << 40), ("seed", 1.5), ("seed", ""), ("seed", "x" * 129), ("seed", 1 << 63),
         ("seed", True), ("max_new_tokens", 0), ("max_new_tokens", True), ("stop", []), ("stop", ""), ("stop", [1]),
         ("stop", ["a"] * 5), ("stop", "x" * 257), ("stop", {}), ("max_tokens", 3),
+        ("seed", "\ud800"), ("stop", ["\udfff"]),
     ],
 )  # fmt: skip
 def test_an_option_that_cannot_be_is_refused_with_its_line(field: str, value: object) -> None:
