@@ -227,15 +227,15 @@ class ContainerCheckpoints:
         possible (R105). Raises InputUnavailable, and OSError where this machine has no room for it.
         """
         place = self._backend.folder(task) / RESTORED
+        # It has its name when it is whole: a node that is killed meanwhile must not start with half of it.
+        made = place.with_name(f"{RESTORED}.new")
         while True:
-            await trio.to_thread.run_sync(partial(shutil.rmtree, place, ignore_errors=True))
+            for folder in (place, made):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
             found = load_checkpoints(self._ledger.store, task)
             wanted = found.wanted
             if wanted is None or not wanted.blob:
                 return
-            # It has its name when it is whole: a node that is killed meanwhile must not start with half of it.
-            made = place.with_name(f"{RESTORED}.new")
-            await trio.to_thread.run_sync(partial(shutil.rmtree, made, ignore_errors=True))
             try:
                 await self._fetch(task, wanted, made)
                 await trio.to_thread.run_sync(made.rename, place)

@@ -315,7 +315,7 @@ class KeyShares:
             )
         with ExitStack() as room:  # until ``tidy`` counts them
             if not input_holders(store, task):
-                for name, limit_bytes in self._blobs_of(task):
+                for name, limit_bytes in dict(self._blobs_of(task)).items():  # two mounts may have one blob
                     await self._have_input(task, name, limit_bytes, peer, room)
             await trio.to_thread.run_sync(self._files.put, task, body)
             self.tidy()

@@ -58,7 +58,8 @@ def parse_mirrors(texts: Iterable[str]) -> Mirrors:
     for text in texts:
         name, equals, mirror = text.partition("=")
         if not equals or not _is_place(name) or not _is_place(mirror):
-            raise ContainerRefused(f"a mirror as docker.io=mirror.example/hub expected, not {text[:80]!r}")
+            shown = "one with a login" if "@" in text else repr(text[:80])
+            raise ContainerRefused(f"a mirror as docker.io=mirror.example/hub expected, not {shown}")
         if name in rows:
             raise ContainerRefused(f"{name} has two mirrors")
         rows[name] = mirror

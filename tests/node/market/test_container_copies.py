@@ -87,7 +87,10 @@ class Keeping:
         blob = self.add(REQUESTER, PUBLIC_INPUT)
         part = ContainerPart(
             Image("example.test/image", digest(b"image", b"")), Process((), (), 0),
-            Storage((Mount("/input", blob, len(PUBLIC_INPUT), MountForm.FILE),), "/output", 1 << 20, 32), 1,
+            Storage(
+                tuple(Mount(path, blob, len(PUBLIC_INPUT), MountForm.FILE) for path in ("/again", "/input")),
+                "/output", 1 << 20, 32,
+            ), 1,
             Metering("reserved", 3_600, 8), Checkpoint("/state", 10, 1 << 20),
         )  # fmt: skip
         spec = container_job(

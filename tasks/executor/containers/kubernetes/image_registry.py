@@ -34,7 +34,8 @@ class ImageRegistry:
     def __init__(self, url: str) -> None:
         found = _URL.fullmatch(url)
         if found is None:
-            raise ContainerRefused(f"executor.kubernetes.registry: https://HOST/PATH expected, not {url[:80]!r}")
+            shown = "one with a login" if "@" in url else repr(url[:80])
+            raise ContainerRefused(f"executor.kubernetes.registry: https://HOST/PATH expected, not {shown}")
         self._base, self.place, self._path = found["base"], f"{found['host']}{found['path']}", found["path"][1:]
 
     def repository(self, name: str) -> str:

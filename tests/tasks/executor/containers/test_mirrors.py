@@ -49,8 +49,9 @@ def test_the_longest_name_counts_and_all_else_stays() -> None:
              tuple(f"r{number}.example=m.example" for number in range(MIRRORS_MAX + 1))],
 )  # fmt: skip
 def test_other_options_are_refused(rows: tuple[str, ...]) -> None:
-    with pytest.raises(ContainerRefused):
+    with pytest.raises(ContainerRefused) as refused:
         parse_mirrors(rows)
+    assert "word" not in str(refused.value), "a log has a password"
 
 
 def test_a_name_that_becomes_too_long_is_refused() -> None:
