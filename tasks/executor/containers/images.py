@@ -72,7 +72,7 @@ class Images:
     async def find(self, request: ContainerRequest) -> ImageFacts | None:
         """Return the image of a request if it is here. Raises DigestMismatch if the engine names another one."""
         source = self._mirrors.source(request)
-        names: tuple[str, ...] = (request.image.reference, request.image.name, source.reference)
+        names = tuple(dict.fromkeys((request.image.reference, request.image.name, source.reference)))
         if request.archive:
             names = await trio.to_thread.run_sync(self._loaded.ids, request)
         for name in names:
