@@ -101,8 +101,9 @@ class Selling:
         }
         if machines and not others:
             return ""
-        has = ", ".join(sorted(others)) or "none"
-        return f"GPUs {' '.join(request.gpu_words)} are ordered; the cluster has {has}"
+        has = f"may give {', '.join(sorted(others))}" if others else "has none"
+        memory = (f"{request.gpu_memory_mib} MiB",) if request.gpu_memory_mib else ()
+        return f"GPUs with {', '.join((*request.gpu_words, *memory))} are ordered; the cluster {has}"
 
     async def is_large_enough(self, request: ContainerRequest) -> bool:
         """Whether a machine could have the container, were no other pod there."""

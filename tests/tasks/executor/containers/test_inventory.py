@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +24,11 @@ from tasks.executor.containers.kubernetes.inventory import (
     pod_amounts,
     take_stock,
 )
+from tasks.executor.containers.kubernetes.manifests import Cluster
 from tasks.executor.containers.kubernetes.placement import Placement, parse_placement, why_not
 from tasks.executor.containers.kubernetes.quantities import amount, amount_above
-from tasks.executor.containers.kubernetes.selling import about
+from tasks.executor.containers.kubernetes.selling import Selling, about
+from tasks.executor.containers.request import ContainerRequest, Image, Limits
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30
@@ -264,3 +267,24 @@ def test_an_inventory_is_told_to_people() -> None:
         "1 machines, 7 of 8 cores are free, 31 of 32 GiB, 4 of 4 nvidia.com/gpu (A100), 1 left out: cordoned, "
         "PriorityClass dekube"
     )
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        (("NVIDIA A100-SXM4-80GB",), ""),
+        (("NVIDIA A100-SXM4-80GB", "Tesla T4"), "may give Tesla T4"),
+        ((), "has none"),
+    ],
+)  # fmt: skip
+async def test_a_kind_of_gpu_is_refused_where_the_scheduler_may_give_another(
+    models: tuple[str, ...], told: str
+) -> None:
+    machines = [Machine(name, NOTHING, Amounts(gpus=1), name, 81_920) for name in models]
+    without = Machine("no card", NOTHING, Amounts(millicores=1_000))
+    selling = Selling(lambda: pytest.fail("an API server is asked"), Cluster(), STOCK, 1, lambda _task: "")
+    selling._taken = trio.current_time(), 0.0, Inventory((*machines, without), (), {}, {})
+    limits = Limits(cores=1, memory_mib=64, disk_mib=64, output_bytes=0, time_limit_s=60, gpus=1)
+    order = ContainerRequest(Image("a", bytes(32)), limits, gpu_words=("a100",), gpu_memory_mib=40_000)
+    whole = told and f"GPUs with a100, 40000 MiB are ordered; the cluster {told}"
+    assert await selling.lack_of_cards(order) == whole
