@@ -106,11 +106,11 @@ class ClusterWithRegistry(KubernetesBackend):
 
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
         """Bring the image to a machine of the cluster (``ContainerBackend``)."""
-        await super().prepare(self._placed(request), on_pull)
+        await super().prepare(await trio.to_thread.run_sync(self._placed, request), on_pull)
 
     async def start(self, task: bytes, request: ContainerRequest) -> None:
         """Start the container; its private image leaves the registry then (``ContainerBackend``)."""
-        await super().start(task, self._placed(request))
+        await super().start(task, await trio.to_thread.run_sync(self._placed, request))
         if request.archive and request.is_private:
             await self._remove_pushed(self._note(request))
 
