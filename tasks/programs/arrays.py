@@ -16,7 +16,11 @@ if TYPE_CHECKING:  # the judge of a dispute imports this module and needs no Num
 __all__ = ["Array", "Arrays"]
 
 Array: TypeAlias = Any
-"""An array of the engine in use: float64 unless said; + - * / and comparisons are its operators."""
+"""An array of the engine in use: float64 unless said; + - * / and comparisons are its operators.
+
+What divides is an array too (``Arrays.constant``): on a GPU torch multiplies by the reciprocal of a plain number,
+and the last bit may differ.
+"""
 
 
 class Arrays(Protocol):

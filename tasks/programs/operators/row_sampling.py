@@ -70,7 +70,7 @@ class Temper(ByElements):
         """See Operator."""
         values, temperatures = inputs
         is_zero = temperatures == 0
-        by = arrays.where(is_zero, 1.0, temperatures / float(MICRO))
+        by = arrays.where(is_zero, 1.0, temperatures / arrays.constant(float(MICRO)))
         far = arrays.where(values == 0, 0.0, _FAR)
         return arrays.where(is_zero, far, values / by)
 

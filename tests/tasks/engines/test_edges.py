@@ -1,14 +1,15 @@
 """Jobs at the edges of what a specification allows: the same bits however an engine orders its work.
 
 ``Contrary`` is NumPy told to do everything that IEEE 754 leaves open the other way round: terms in reverse and in
-pieces, arrays laid out by columns, the other zero out of a maximum.
+pieces, arrays laid out by columns, the other zero out of a maximum. It divides by a plain number as torch does on
+a GPU.
 """
 
 from __future__ import annotations
 
 from hashlib import shake_256
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -32,11 +33,21 @@ NEEDS_TORCH = pytest.mark.skipif(
 )
 
 
+class _ByReciprocal(np.ndarray):
+    """Divides by a plain number as torch does on a GPU: it multiplies by the reciprocal."""
+
+    def __truediv__(self, other: Any) -> Any:
+        return self * (1.0 / other) if isinstance(other, int | float) else super().__truediv__(other)
+
+
 class Contrary(NumpyArrays):
     """Another order of everything that has none."""
 
     def load(self, values: np.ndarray) -> Array:
-        return np.asfortranarray(super().load(values))
+        return np.asfortranarray(super().load(values)).view(_ByReciprocal)
+
+    def to_doubles(self, values: Array) -> Array:
+        return super().to_doubles(values).view(_ByReciprocal)
 
     def matmul(self, left: Array, right: Array) -> Array:
         if left.ndim == 3:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tasks.engines.generating import Own, completions, prompt_contents, stop_columns, stops_in
+from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.errors import ProgramInvalid, SourceInvalid
 from tasks.programs.generate import STOP_COLUMNS_MAX, STOPS, ByRow, generate_program
 from tasks.programs.generate_units import generate_cost
 from tasks.programs.llama_shape import Adapter
 from tasks.programs.operators import Context
-from tasks.programs.operators.row_sampling import KEY_COLUMNS, MICRO, drawn_by, key_of
+from tasks.programs.operators.row_sampling import KEY_COLUMNS, MICRO, TEMPER, drawn_by, key_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import SourceKind
 from tasks.programs.running import ResultRunner, Runner
@@ -25,6 +26,7 @@ from tests.tasks.programs.generations import SEED, Generation, generation
 from tests.tasks.programs.judged import check_elements
 from tests.tasks.programs.llamas import BIASED
 from tests.tasks.programs.test_generate import SMALL, decoded, run, steps_alone
+from tests.tasks.programs.values import computed, fractions, patterns, referred, whole_numbers
 
 NONE: Final = (0,) * KEY_COLUMNS
 GREEDY: Final = Own(6, 0, DIMENSION_MAX, NANO, NONE)
@@ -75,6 +77,16 @@ def test_a_row_is_drawn_from_the_tokens_that_a_job_with_its_numbers_keeps(how: S
 def test_a_temperature_of_zero_takes_the_first_of_the_likeliest_whatever_else_stands_there(name: str) -> None:
     logits = np.array([[1.0, 4.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-(2.0**60), -5.0, 2.0**60, 2.0**60]])
     assert tokens(logits, [GREEDY, GREEDY._replace(top_k=3), GREEDY._replace(top_p=0)], name) == [1, 0, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperatures_of_six_digits_divide_to_the_bit_on_every_engine(name: str) -> None:
+    """Also on one that multiplies by the reciprocal of a plain number, as a GPU does."""
+    rows = 300
+    values = fractions(1, rows, 2, Magnitudes(-3, 3, zero=False))
+    temperatures = whole_numbers(2, rows, 1, Integers(0, 2 * MICRO))
+    wanted = patterns(referred(TEMPER, (values, temperatures), ()))
+    assert patterns(computed(TEMPER, engine(name), (values, temperatures), ())) == wanted
 
 
 def test_random_integers_follow_from_key_and_place_alone() -> None:
