@@ -8,7 +8,7 @@ a verifier checks what a worker claims.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -75,13 +75,13 @@ class Own(NamedTuple):
     stops: tuple[str, ...] = ()
 
 
-def stop_columns(own: Sequence[Own]) -> int:
-    """Return the columns that the texts need that end rows; 0 if there are none."""
-    return max((1 + -(-len(_stops_bytes(one)) // _STOP_BYTES) for one in own if one.stops), default=0)
+def stop_columns(stops: Iterable[Sequence[str]]) -> int:
+    """Return the columns that the texts need that end each row; 0 if there are none."""
+    return max((1 + -(-len(_stops_bytes(one)) // _STOP_BYTES) for one in stops if one), default=0)
 
 
-def _stops_bytes(one: Own) -> bytes:
-    return json.dumps(one.stops, ensure_ascii=True).encode() if one.stops else b""
+def _stops_bytes(stops: Sequence[str]) -> bytes:
+    return json.dumps(stops, ensure_ascii=False).encode() if stops else b""
 
 
 def stops_in(shape: GenerateShape, data: Mapping[str, bytes]) -> list[tuple[str, ...]]:
@@ -105,7 +105,8 @@ def _own_contents(shape: GenerateShape, own: Sequence[Own]) -> dict[str, bytes]:
     """Return the tensors of numbers that rows have of their own. Raises SourceInvalid."""
     if shape.by_row is None:
         return {}
-    if len(own) != shape.rows or stop_columns(own) > shape.by_row.stop_columns:
+    columns_needed = stop_columns(one.stops for one in own)
+    if len(own) != shape.rows or columns_needed > shape.by_row.stop_columns:
         raise SourceInvalid(f"numbers of {shape.rows} rows are expected")
     columns = {
         LIMITS: [one.limit for one in own], TEMPERATURES: [one.temperature for one in own],
@@ -115,7 +116,7 @@ def _own_contents(shape: GenerateShape, own: Sequence[Own]) -> dict[str, bytes]:
     if shape.by_row.stop_columns:
         table = np.zeros((shape.rows, shape.by_row.stop_columns), dtype="<i4")
         for row, one in enumerate(own):
-            content = _stops_bytes(one)
+            content = _stops_bytes(one.stops)
             table[row, 0] = len(content)
             for at in range(0, len(content), _STOP_BYTES):
                 part = content[at : at + _STOP_BYTES].ljust(_STOP_BYTES, b"\0")

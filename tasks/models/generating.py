@@ -146,12 +146,13 @@ def make_generating(
     batch, notes = _batch(settings.batch, rows)
     own = _own_numbers(prompts, settings, seed)
     new_tokens, sampling = settings.new_tokens, settings.sampling
+    by_row = ByRow(stop_columns(one.stops for one in own)) if own else None
     if own:  # the last place of the row that needs most
         new_tokens = max(1, max(len(p.tokens) + one.limit for p, one in zip(prompts, own, strict=True)) - length)
         sampling = None
     unnamed = GeneratePart(
         base_model(shape, nothing, nothing), PromptSet(nothing, nothing, rows, length), batch,
-        Decoding.of(new_tokens, ends, sampling), adapter, ByRow(stop_columns(own)) if own else None,
+        Decoding.of(new_tokens, ends, sampling), adapter, by_row,
     )  # fmt: skip
     total = rows // batch * (length + new_tokens - 1)
     plan = unnamed.plan(seed, total)

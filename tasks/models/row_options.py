@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from tasks.engines.generating import Own
+from tasks.engines.generating import Own, stop_columns
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import text_of
+from tasks.programs.generate import STOP_COLUMNS_MAX
 from tasks.programs.operators.row_sampling import KEY_COLUMNS, MICRO, TEMPERATURE_MICRO_MAX, key_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
@@ -116,4 +117,7 @@ def _stops(line: int, fields: Mapping[str, Any]) -> tuple[str, ...] | None:
         raise RowsInvalid(f"stop: a text, or a list of {STOPS_MAX} texts at most expected", line)
     if not all(type(one) is str and 0 < len(one) <= STOP_CHARACTERS_MAX for one in found):
         raise RowsInvalid(f"stop: texts of 1 to {STOP_CHARACTERS_MAX} characters expected", line)
-    return tuple(text_of(line, {"stop": one}, "stop") for one in found)
+    stops = tuple(text_of(line, {"stop": one}, "stop") for one in found)
+    if stop_columns([stops]) > STOP_COLUMNS_MAX:
+        raise RowsInvalid("stop: too many control characters, each takes six bytes", line)
+    return stops

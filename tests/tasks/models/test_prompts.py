@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from tasks.engines.generating import Own
+from tasks.engines.generating import Own, stop_columns
 from tasks.models.errors import RowsInvalid
 from tasks.models.prompts import Prompt, completion_lines, prompts_of
 from tasks.models.row_options import RowOptions, own_of
+from tasks.programs.generate import STOP_COLUMNS_MAX
 from tasks.programs.operators.row_sampling import key_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import Sampling
@@ -81,6 +82,19 @@ def test_an_option_that_cannot_be_is_refused_with_its_line(field: str, value: ob
         assert prompts_of(data, Letters(), 6, 5)[1].own.stop == ()
         return
     with pytest.raises(RowsInvalid, match=f"line 2: .*{field}"):
+        prompts_of(data, Letters(), 6, 5)
+
+
+@pytest.mark.parametrize("letter", ["\u00e9", "\U0001f600", '"'])
+def test_as_many_stop_texts_as_a_line_may_have_find_room(letter: str) -> None:
+    texts = [letter * 256] * 4
+    (one,) = prompts_of(json.dumps({"prompt": "a", "stop": texts}).encode(), Letters(), 6, 5)
+    assert one.own.stop == tuple(texts) and stop_columns([texts]) <= STOP_COLUMNS_MAX
+
+
+def test_stop_texts_that_find_no_room_are_refused_with_their_line() -> None:
+    data = b'{"prompt": "a"}\n' + json.dumps({"prompt": "a", "stop": ["\x01" * 256] * 4}).encode()
+    with pytest.raises(RowsInvalid, match="line 2: stop: too many control characters"):
         prompts_of(data, Letters(), 6, 5)
 
 

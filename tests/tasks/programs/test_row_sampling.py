@@ -36,7 +36,7 @@ HOT: Final = Own(4, 3 * MICRO, DIMENSION_MAX, NANO, key_of(b"b"), ("end", "\u00e
 
 def own_job(*own: Own, **fields: Any) -> Generation:
     made = generation(SMALL, rows=len(own), ends=(2, 7), **fields)
-    return replace(made, shape=replace(made.shape, by_row=ByRow(stop_columns(own))), own=own)
+    return replace(made, shape=replace(made.shape, by_row=ByRow(stop_columns(one.stops for one in own))), own=own)
 
 
 def tokens(logits: np.ndarray, own: list[Own], name: str = "numpy") -> list[int]:
@@ -132,7 +132,9 @@ def test_each_element_of_a_step_is_what_the_judge_computes() -> None:
         replace(BIASED, layers=1), length=3, new=3, ends=(1,), adapter=Adapter(2, 3, ("key",), 4)
     )  # fmt: skip
     own = (GREEDY, WARM, HOT, WARM)
-    made = replace(small, shape=replace(small.shape, by_row=ByRow(stop_columns(own))), own=own)
+    made = replace(
+        small, shape=replace(small.shape, by_row=ByRow(stop_columns(one.stops for one in own))), own=own
+    )
     halfway = run(made)
     halfway.run_steps(7)
     program, arrays = made.plan.program, engine("numpy")
