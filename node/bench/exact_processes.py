@@ -164,10 +164,9 @@ def process_figures(models: Models, name: str, engine: str = "numpy") -> dict[st
     made = MADE_BY[name](models)
     segment = made.spec.schedule.segment_steps
     worker = measure(made, engine, made.steps)
-    started = made.spec.schedule.segment_steps
-    first = measure(made, engine, started)
-    step_s = max(0.0, (worker.cpu_s - first.cpu_s) / (made.steps - started))
-    fixed_s = max(0.0, first.cpu_s - started * step_s)
+    first = measure(made, engine, segment)
+    step_s = max(0.0, (worker.cpu_s - first.cpu_s) / (made.steps - segment))
+    fixed_s = max(0.0, first.cpu_s - segment * step_s)
     plan = made.spec.plan()
     guess = b""
     if name == "generate":

@@ -110,7 +110,10 @@ def _records(data: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
         try:
             record = next(reader, None)
         except csv.Error as error:
-            raise RowsInvalid(f"not a table: {error}; a quote within a quoted text is doubled", line) from None
+            remedy = "a quote within a quoted text is doubled"
+            if "field limit" in str(error):  # that of the whole process: others may rely on it
+                remedy = "JSON lines take longer texts"
+            raise RowsInvalid(f"not a table: {error}; {remedy}", line) from None
         if record is None:
             return
         if record:

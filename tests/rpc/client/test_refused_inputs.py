@@ -77,6 +77,7 @@ DATA: list[tuple[str, Callable[[Path], object], int | None, str]] = [
     ("rows.csv", lambda path: path.write_text('text\n"two\nlines"\none,two\n'), 4,
      "2 fields in a table of 1 columns: put \"quotes\" around"),
     ("rows.csv", lambda path: path.write_text('text\nab\n"open\n'), 3, "not a table.*is doubled"),
+    ("rows.csv", lambda path: path.write_text("text\n" + "a" * 200_000), 2, "not a table.*JSON lines take longer"),
     ("rows.csv", lambda path: path.write_bytes(b"text\nab\n\xff\n"), 3, "no UTF-8"),
     ("rows.csv", lambda path: path.write_text("text,text\na,b\n"), 1, "different names expected"),
     ("rows.csv", lambda path: path.write_text("question\nab\n"), 2, "fields question; prompt and completion"),
