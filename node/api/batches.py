@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from node.api.errors import ApiError
 from node.api.lines import BatchLine
@@ -51,10 +51,18 @@ class TextBatch(NamedTuple):
     def results(
         self, found: TaskResult | None, *, batch: str, created_s: int, fingerprint: str, unfinished: ApiError
     ) -> Results:
-        """See Batch."""
+        """See Batch.
+
+        A task that an earlier version made of fewer of the requests has no row of its own for each: its answers
+        would be given to others.
+        """
+        completions = list[list[int]]()
+        part: Any = None if found is None else found.spec.part
+        if found is not None and part.dataset.rows == len(self.plan.rows):
+            completions = found.completions()
         return results_of(
-            self.plan, [] if found is None else found.completions(), self.text, ends=self.text.ends, batch=batch,
-            endpoint=self.endpoint, created_s=created_s, fingerprint=fingerprint, unfinished=unfinished,
+            self.plan, completions, self.text, ends=self.text.ends, batch=batch, endpoint=self.endpoint,
+            created_s=created_s, fingerprint=fingerprint, unfinished=unfinished,
         )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+from node.api.batches import TextBatch
 from node.api.errors import ApiError
 from node.api.lines import parse_lines
 from node.api.prompting import NEW_TOKENS_USUAL, BatchPlan, Results, plan_batch, results_of
@@ -126,6 +128,18 @@ def test_requests_that_were_not_done_are_told_as_errors() -> None:
     late, refused = (json.loads(one) for one in made.errors.splitlines())
     assert (late["custom_id"], late["error"]["code"], late["response"]) == ("r1", "batch_expired", None)
     assert (refused["custom_id"], refused["response"]["body"]["error"]["param"]) == ("r2", "logprobs")
+
+
+def test_answers_of_a_task_that_was_made_of_other_rows_are_given_to_nobody() -> None:
+    """An earlier version refused requests that are done now, and its tasks have no rows for them."""
+    batch = TextBatch(planned({"prompt": "a"}, {"prompt": "b", "temperature": 0}), Letters(), COMPLETIONS)
+    for rows, done in ((2, 2), (1, 0)):
+        part = SimpleNamespace(dataset=SimpleNamespace(rows=rows))
+        found: Any = SimpleNamespace(spec=SimpleNamespace(part=part), completions=lambda: [[98], [99]])
+        made = batch.results(
+            found, batch="b", created_s=1, fingerprint="fp", unfinished=ApiError("late", reason="batch_failed")
+        )
+        assert (made.completed, made.failed) == (done, 2 - done)
 
 
 def test_a_chat_is_rendered_once() -> None:
