@@ -25,7 +25,7 @@ REFUSED_IN: Final = frozenset({Phase.RUNNING, Phase.DEGRADED, Phase.PAUSED, *END
 
 
 def all_of_machine(worker: bytes) -> bytes:
-    """Return what a requester names to refuse whatever the last machine has stored: its address behind zeros."""
+    """Return what a requester names to refuse whatever a machine has stored: its address behind zeros."""
     return worker.rjust(HASH_BYTES, b"\0")
 
 
@@ -43,8 +43,8 @@ def refuse_stored(case: Case, name: bytes) -> bool:
     """Burn what waits for what the requester refuses; tell whether the last machine is to blame for it.
 
     ``name`` is the latest checkpoint; or a zero hash, for the seconds that no checkpoint holds; or what
-    ``all_of_machine`` gives. Seconds stay counted. If the latest checkpoint is another machine's, the present one
-    is paid for what it did. Raises MeterMismatch.
+    ``all_of_machine`` gives of the last machine, or of the one that stored the latest checkpoint. Seconds stay
+    counted. If that is another machine's, the present one is paid for what it did. Raises MeterMismatch.
     """
     task = case.record.id
     found, plan = load_checkpoints(case.state, task), container_of(case.spec).checkpoint
@@ -68,22 +68,28 @@ def refuse_stored(case: Case, name: bytes) -> bool:
 
 
 def _refused(case: Case, found: Checkpoints, name: bytes, every_s: int) -> _Refused:
-    latest, is_own = found.latest, found.covered_s > 0
+    latest, is_own, is_whole = found.latest, found.covered_s > 0, name == all_of_machine(found.last)
+    is_idle = case.record.phase in (Phase.DEGRADED, Phase.PAUSED)
     if latest is not None and latest.blob and name == latest.blob:
-        before, base = [None if one is None or one.blob == name else one for one in (found.before, found.base)]
-        return _Refused(True, is_own, before or base, base if before and before != base else None, base)
-    is_whole = name == all_of_machine(found.last)
-    if (
-        not found.runs
-        or case.record.phase in (Phase.DEGRADED, Phase.PAUSED)
-        or not (is_whole or name == ZERO_HASH)
-    ):
-        raise MeterMismatch("not what was stored last")
-    if not (is_whole and is_own):
-        _check_late(case, found.covered_s + every_s)
+        return _without(found, [one for one in _stored(found) if one.blob == name], is_own=is_own)
     if is_whole and is_own:
         return _Refused(True, True, found.base, None, found.base)
+    if latest is not None and name == all_of_machine(latest.worker) and not is_own and (is_idle or not is_whole):
+        return _without(found, [one for one in _stored(found) if one.worker == latest.worker], is_own=False)
+    if not found.runs or is_idle or not (is_whole or name == ZERO_HASH):
+        raise MeterMismatch("not what was stored last")
+    _check_late(case, found.covered_s + every_s)
     return _Refused(False, True, latest, found.before, found.base)
+
+
+def _stored(found: Checkpoints) -> list[Stored]:
+    return [one for one in (found.latest, found.before, found.base) if one is not None]
+
+
+def _without(found: Checkpoints, refused: list[Stored], *, is_own: bool) -> _Refused:
+    """Refuse the latest checkpoint, and drop all that are ``refused``."""
+    before, base = [None if one in refused else one for one in (found.before, found.base)]
+    return _Refused(True, is_own, before or base, base if before and before != base else None, base)
 
 
 def _check_late(case: Case, due_s: int) -> None:

@@ -57,7 +57,8 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--checkpoint", type=TASK, metavar="BLOB",
-              help="Last checkpoint; 64 zeros: work that none has. Default: all of the last machine.")  # fmt: skip
+              help="Last checkpoint; 64 zeros: work that none has. All of one machine: 24 zeros and its address. "
+                   "Default: all of the last machine.")  # fmt: skip
 @yes_option
 @json_option
 def refuse(session: Session, task_id: bytes, checkpoint: bytes | None, yes: bool, as_json: bool) -> None:

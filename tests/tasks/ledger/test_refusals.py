@@ -13,7 +13,7 @@ from billing.prices import TERA
 from state.view.accounts import balance_of
 from tasks.kinds.container import ExitKind, Metering, Mount, MountForm, Storage
 from tasks.ledger.checkpoint_records import Checkpoints, load_checkpoints
-from tasks.ledger.checkpoint_transitions import MISS_CHECKPOINT
+from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.refusals import all_of_machine
 from tasks.ledger.registry import require_node
@@ -58,6 +58,12 @@ def stored(world: World, task: bytes) -> Checkpoints:
 def latest(world: World, task: bytes) -> bytes:
     found = stored(world, task).latest
     return b"" if found is None else found.blob
+
+
+def author(world: World, task: bytes) -> bytes:
+    """What names all of the machine that has stored last, or of the last machine if none has."""
+    found = stored(world, task)
+    return all_of_machine(found.last if found.latest is None else found.latest.worker)
 
 
 def paid_of(world: World, task: bytes, worker: bytes, *purposes: Purpose) -> int:
@@ -257,6 +263,40 @@ def test_n71_a_refused_checkpoint_is_never_gone_on_from_again(phase: Phase) -> N
     assert latest(world, task) == b"" and stored(world, task).base is None
 
 
+@pytest.mark.parametrize("phase", [Phase.DEGRADED, Phase.RUNNING, Phase.SETTLED])
+@pytest.mark.parametrize("has_before", [False, True])
+def test_n71_who_says_that_nothing_can_be_stored_and_leaves_at_once_is_refused_by_its_address(
+    has_before: bool, phase: Phase
+) -> None:
+    """Such a checkpoint has no name, or that of the good one before. That one is another machine's, and stays."""
+    world = World()
+    for at in range(3):
+        host(world, at + 1)
+    task, worker = started(world, job())
+    if has_before:
+        store_after(world, worker, task, b"a" * 32)
+        assert leave(world, worker, task) is None
+        worker = next_machine(world, task)
+    run_for(world, EVERY_S)
+    assert world.send(worker, CHECKPOINT_TASK, [task, EVERY_S, b"", 0]) is None
+    assert leave(world, worker, task) is None
+    waited, second = stored(world, task).waits, b""
+    assert waited >= EVERY_S * SECOND
+    if phase != Phase.DEGRADED:
+        second = next_machine(world, task)
+        run_for(world, TICK_S)
+        assert meter(world, second, task, TICK_S) is None
+    if phase == Phase.SETTLED:
+        assert finish(world, second, task, TICK_S) is None
+    assert world.task(task).phase == phase
+    assert refuse(world, task, all_of_machine(worker)) is None
+    assert burned_of(world, task) == waited
+    assert latest(world, task) == (b"a" * 32 if has_before else b"")
+    run_for(world, EVERY_S + 5)
+    assert paid_of(world, task, worker, Purpose.METERED, Purpose.PREPARATION) == 0
+    assert paid_of(world, task, second) == (TICK_S * SECOND if second else 0)
+
+
 def test_n72_who_fetches_nothing_and_leaves_earns_no_preparation() -> None:
     world = World()
     for at in range(2):
@@ -391,7 +431,8 @@ def test_n62_who_names_a_checkpoint_in_each_block_is_refused_by_name() -> None:
 
 
 STEP = st.tuples(
-    st.sampled_from(["store", "same", "leave", "end", "refuse", "zero", "machine", "base"]), st.integers(1, 80)
+    st.sampled_from(["store", "same", "empty", "leave", "end", "refuse", "zero", "machine", "base"]),
+    st.integers(1, 80),
 )
 
 
@@ -406,7 +447,7 @@ def test_whatever_both_sides_do_all_money_is_accounted_for(steps: list[tuple[str
     for at, (does, seconds) in enumerate(steps):
         if world.task(task).phase not in ENDED and world.task(task).phase != Phase.RUNNING:
             if does in ("refuse", "machine"):
-                refuse(world, task, latest(world, task) or bytes(32))
+                refuse(world, task, author(world, task) if does == "machine" else latest(world, task) or bytes(32))
             next_machine(world, task)
         run_for(world, seconds)
         worker, own = world.task(task).worker, metered(world, task).own_seconds
@@ -415,12 +456,14 @@ def test_whatever_both_sides_do_all_money_is_accounted_for(steps: list[tuple[str
                 store(
                     world, worker, task, own + seconds // 2 + 1, FALSE if does == "same" else bytes([at + 1]) * 32
                 )
+            case "empty":
+                world.send(worker, CHECKPOINT_TASK, [task, own + seconds // 2 + 1, b"", 0])
             case "leave":
                 leave(world, worker, task)
             case "end":
                 finish(world, worker, task, own)
             case "machine":
-                refuse(world, task, all_of_machine(stored(world, task).last))
+                refuse(world, task, author(world, task))
             case "zero":
                 refuse(world, task, bytes(32))
             case _:
