@@ -1,8 +1,7 @@
-"""Values that follow from a call and the values of its inputs alone: those of calls that are alike are made once.
+"""Values of tensors that follow from a call and the values of its inputs alone, as types and bounds do.
 
-Layers of a model have the same calls on tensors of the same types, between the same bounds. A program of 4,000
-calls has some hundred different ones. So values have small numbers, and a call costs one look-up by the numbers of
-its inputs.
+Layers of a model repeat their calls: a program of 4,000 calls has some hundred different ones. Each of these is
+computed once. Different values are numbered, so a call is looked up by the numbers of its inputs' values.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from typing import Any, TypeVar
 
 from tasks.programs.errors import ProgramInvalid
 
-__all__ = ["along"]
+__all__ = ["propagated"]
 
 V = TypeVar("V", bound=Hashable)
 
 
-def along(
-    begin: Iterable[V], calls: Sequence[Any], make: Callable[[int, list[V]], V],
-    beside: Sequence[Hashable] = (), apart: Container[str] = (),
+def propagated(
+    sources: Iterable[V], calls: Sequence[Any], compute: Callable[[int, list[V]], V],
+    extra: Sequence[Hashable] = (), without_extra: Container[str] = (),
 ) -> list[V]:  # fmt: skip
     """Return the value of each tensor, those of the sources first.
 
-    ``make`` returns that of a call's result, given the call's place in ``calls`` and the values of its inputs. It
-    is asked once for all calls with the same operator and attributes and the same values. Where it also depends on
-    what stands ``beside`` each tensor, calls differ by that too; operators that are ``apart`` do not depend on it.
-    Raises ProgramInvalid where a call reads a tensor that does not exist yet.
+    ``compute`` returns the value of a call's result, given the call's place in ``calls`` and the values of its
+    inputs. It runs once for all calls with the same operator, attributes and values. ``extra`` has what else it
+    depends on, for each tensor; operators in ``without_extra`` do not depend on that. Raises ProgramInvalid where
+    a call reads a tensor that does not exist yet.
     """
     numbers: dict[V, int] = {}
     values: list[V] = []
     found: list[int] = []
-    for value in begin:
+    for value in sources:
         number = numbers.setdefault(value, len(values))
         if number == len(values):
             values.append(value)
@@ -46,11 +45,11 @@ def along(
             key: tuple[Any, ...] = (operator, attributes, *map(number_of, inputs))
         except IndexError:
             raise ProgramInvalid(f"call {len(found)} reads a tensor that does not exist yet") from None
-        if beside and operator not in apart:
-            key += tuple([beside[number] for number in inputs])
+        if extra and operator not in without_extra:
+            key += tuple([extra[number] for number in inputs])
         number = known_of(key, -1)
         if number < 0:
-            value = make(at, [values[found[number]] for number in inputs])
+            value = compute(at, [values[found[number]] for number in inputs])
             number = known[key] = numbers.setdefault(value, len(values))
             if number == len(values):
                 values.append(value)

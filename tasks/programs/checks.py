@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tasks.programs.alike import along
+from tasks.programs.alike import propagated
 from tasks.programs.bounds import Bounds, Integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_shape import BEST
@@ -84,7 +84,7 @@ def _bounds(program: Program | Computation, found: list[Bounds]) -> tuple[Bounds
         except ProgramInvalid as error:
             raise ProgramInvalid(f"tensor {first + at}, {name}: {error}") from None
 
-    return tuple(along(found, calls, bounds, types, BY_BOUNDS_ALONE))
+    return tuple(propagated(found, calls, bounds, types, BY_BOUNDS_ALONE))
 
 
 def store_limit(program: Program, number: int) -> int:

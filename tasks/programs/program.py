@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.codec import encode
 from state.primitives.hashing import digest
-from tasks.programs.alike import along
+from tasks.programs.alike import propagated
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Operator
 from tasks.programs.tensors import TensorType
@@ -67,7 +67,7 @@ def types_of(
             raise ProgramInvalid(f"there is no operator {name[:40]}")
         return operator.shape(kinds, attributes).check()
 
-    return tuple(along([source.type.check() for source in sources], calls, shape))
+    return tuple(propagated([source.type.check() for source in sources], calls, shape))
 
 
 def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]) -> int:

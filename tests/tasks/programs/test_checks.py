@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.programs.alike import along
+from tasks.programs.alike import propagated
 from tasks.programs.bounds import Magnitudes
 from tasks.programs.builder import Builder
 from tasks.programs.checks import BY_BOUNDS_ALONE, check_bounds
@@ -151,6 +151,6 @@ def test_calls_that_are_alike_have_the_bounds_that_each_of_them_has_alone(at: in
 def test_a_call_reads_only_what_stands_before_it() -> None:
     for inputs in ((0, 2), (0, -1), (3, 0)):
         with pytest.raises(ProgramInvalid, match="call"):
-            along([0, 1], [("add", inputs, ())], lambda _at, _inputs: 0)
-    found = along([7, 8], [("add", (0, 1), ()), ("add", (2, 0), ())], lambda _at, inputs: sum(inputs))
+            propagated([0, 1], [("add", inputs, ())], lambda _at, _inputs: 0)
+    found = propagated([7, 8], [("add", (0, 1), ()), ("add", (2, 0), ())], lambda _at, inputs: sum(inputs))
     assert found == [7, 8, 15, 22]
