@@ -1,9 +1,9 @@
 """The link to the helper of a pod: connections of its container come out at the node's own Unix socket.
 
 The helper listens where the container finds its socket (``helper_socket``). Each connection is joined with a new
-one to the socket that the node serves for every back end. So all limits of that socket hold here too. A container
-may have taken its helper over: what comes over the link is bounded and decoded strictly. A link that breaks is
-made again, and the container's next connection waits for it.
+one to the socket that the node serves for every back end. So all limits of that socket hold here too. What comes
+over the link is a stranger's word: it is bounded and decoded strictly. A link that breaks is made again, and the
+container's next connection waits for it.
 """
 
 from __future__ import annotations
