@@ -29,8 +29,9 @@ CHUNK_BYTES = 64 << 10
 HEAD = struct.Struct(">I")
 LAST = 1 << 31
 """Added to a head: what follows is no output, but the exit code alone."""
-SILENCE_S = 60.0
-"""An agent that says nothing for so long is stopped, or gone."""
+SILENCE_S = 50.0
+"""An agent that says nothing for so long is stopped, or gone. The node hears that before it takes the stream for
+broken (``exec_stream``), which it would try again for minutes."""
 TRIES = 50
 TRY_S = 0.1
 LOOK_S = 5.0

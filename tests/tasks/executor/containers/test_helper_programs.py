@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.primitives.errors import DecodeError
-from tasks.executor.containers.kubernetes import helper_agent, helper_folder, helper_socket
+from tasks.executor.containers.kubernetes import exec_stream, helper_agent, helper_folder, helper_socket
 from tasks.executor.containers.kubernetes.link import (
     CLOSE,
     DATA,
@@ -214,3 +214,8 @@ def test_what_a_pod_runs_is_in_the_pod() -> None:
     assert command[5] == Path(helper_agent.__file__).read_text()
     assert agent_command(stays=False)[5] == Path(helper_folder.__file__).read_text()
     assert "$" not in command[4] + command[5], "a kubelet would expand it"
+
+
+def test_a_stopped_agent_is_noticed_before_its_stream_counts_as_broken() -> None:
+    """Else the node would try again for minutes what a container has stopped."""
+    assert helper_agent.SILENCE_S + helper_agent.TRIES * helper_agent.TRY_S < exec_stream.SILENCE_S
