@@ -21,6 +21,7 @@ from node.bench.exact_closeness import closeness, seed_figures
 from node.bench.exact_jobs import BATCHES, JOBS, RATES, SEED, Act, Models, Trial, tuning_job
 from node.bench.exact_processes import process_figures
 from node.bench.generate import torch_on_one_thread
+from state.primitives.errors import ConfigError
 from tasks.dispute.contents import KEPT_BYTES
 from tasks.dispute.running import SegmentRun
 from tasks.engines.arrays import Arrays, NumpyArrays
@@ -44,7 +45,10 @@ def run(
 
     ``batch`` 0 is both batches. Without ``costs``, ``close``, ``seeds`` or ``processes`` these figures are left
     out. With ``trace`` those of a dispute about a step of adapters alone; ``kept_mib`` bounds what is kept of it.
+    Raises ConfigError for another job.
     """
+    if not 0 <= job <= len(JOBS):
+        raise ConfigError(f"job: a number from 0 to {len(JOBS)} expected, not {job}")
     engines: dict[str, Callable[[], Arrays]] = {"numpy": NumpyArrays}
     if torch and find_spec("torch") is not None:
         engines["torch"] = torch_on_one_thread

@@ -28,7 +28,7 @@ _BENCHES: Final = {
     "rpc": ("node.bench.rpc", "Load the JSON-RPC gateway."),
     "light": ("node.bench.light", "Verify epoch records and account proofs as a light client."),
     "market": ("node.bench.market", "Execute the worst blocks over a market of many tasks and machines."),
-    "exact": ("node.bench.exact", "Fine-tune and decode with exact programs and in plain float32."),
+    "exact": ("node.bench.exact", "Measure exact jobs beside plain float32: time, errors, checks and memory."),
     "executor": ("node.bench.executor", "Start jobs as processes and as containers."),
     "generate": ("node.bench.generate", "Decode with a language model, exactly and in plain float32."),
     "operators": ("node.bench.operators", "Compare the time of every operator of programs with its work units."),

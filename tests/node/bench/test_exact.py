@@ -15,6 +15,7 @@ from node.bench.exact_processes import process_figures
 from node.bench.plain_torch import TorchEncoder, torch_tensors
 from node.bench.plain_training import plain_training, plain_vectors
 from node.bench.plain_tuning import plain_weights
+from state.primitives.errors import ConfigError
 from tasks.engines.arrays import NumpyArrays
 from tasks.programs.adamw import Rates
 from tasks.programs.bert_shape import BertShape
@@ -95,6 +96,9 @@ def test_checks_and_memory_are_measured_by_processes() -> None:
 def test_a_job_and_a_batch_can_be_chosen() -> None:
     figures = run(job=1, batch=16, repeats=1, torch=0, close=0, seeds=0, processes=0)
     assert {name for name in figures if "ratio" in name} == {"mlp_b16_numpy_slowdown_ratio"}
+    for number in (-1, len(JOBS) + 1):
+        with pytest.raises(ConfigError, match="job: a number from 0 to 5"):
+            run(job=number)
 
 
 @pytest.mark.nightly
