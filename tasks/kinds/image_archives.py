@@ -217,6 +217,8 @@ class _Archive:
                     if number >= ENTRIES_MAX:
                         raise ImageInvalid(f"more than {ENTRIES_MAX} entries")
                     self._add(entry, links)
+        except ArchiveInvalid as error:
+            raise ImageInvalid(str(error)) from None
         except (tarfile.TarError, UnicodeError, ValueError, EOFError, OverflowError, RecursionError) as error:
             raise ImageInvalid(f"not an archive without compression: {str(error)[:80]}") from None
         for name, target in links.items():  # `docker save` of old versions writes a layer once
