@@ -307,6 +307,8 @@ def fitted(
                 dropped.append((example.line, one))
             else:
                 kept.append(one)
+            if len(kept) > ROWS_MAX:  # lines are no more, but their parts may be
+                raise RowsInvalid(f"more than {ROWS_MAX} rows, once long ones are split", example.line)
     if not kept:
         raise RowsInvalid("no row is left")
     return kept, dropped

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.models import rows as rows_module
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import Example, TokenRows, examples_of, make_rows
 from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
@@ -153,6 +154,16 @@ def test_a_long_row_that_is_split_trains_each_token_once(most: int) -> None:
         (one.tokens[at - 1], token) for at, token in enumerate(one.tokens) if at and one.trained[at]
     ]  # fmt: skip
     assert found == wanted and rows.length <= most and rows.dropped == ()
+
+
+def test_parts_of_long_rows_are_no_more_than_rows_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = read('{"text": "abcdef"}\n{"text": "abcdef"}')
+    count = make_rows(examples, 2, "split").rows
+    monkeypatch.setattr(rows_module, "ROWS_MAX", count)
+    assert make_rows(examples, 2, "split").rows == count
+    monkeypatch.setattr(rows_module, "ROWS_MAX", count - 1)
+    with pytest.raises(RowsInvalid, match=f"line 2: more than {count - 1} rows"):
+        make_rows(examples, 2, "split")
 
 
 def test_rows_of_numbers_need_no_tokeniser_and_are_trained_where_labels_say_so() -> None:
