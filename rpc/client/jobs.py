@@ -113,8 +113,8 @@ def make_job(
     ``progress`` is of that.
 
     It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
-    is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``decode_error`` or that of
-    a missing extra or of a store.
+    is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``image_archive_invalid``,
+    ``image_layers_too_large``, ``decode_error`` or that of a missing extra or of a store.
     """
     from rpc.client.making import MAKERS, JobTerms, rows_of_file  # with NumPy
     from state.primitives.errors import DecodeError
