@@ -25,7 +25,7 @@ from node.market.promises import write_durably
 from node.market.wallet import Wallet
 from p2p.blob.store import BlobStore
 from state.primitives.codec import decode, encode
-from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.hashing import HASH_BYTES
 from tasks.custody.errors import StreamInvalid
 from tasks.executor.containers.backend import ContainerBackend
@@ -42,12 +42,14 @@ __all__ = ["CheckpointNote", "ContainerCheckpoints", "decode_checkpoint_note", "
 _log = structlog.get_logger("containers")
 
 NOTE_LIMIT_BYTES: Final = 256
-BLOBS_KEPT: Final = 2
-"""The chain knows the last two checkpoints of a task."""
+BLOBS_KEPT: Final = 4
+"""A new checkpoint, and the three that the chain knows of a task until the new one is named."""
 KEPT_MS: Final = 24 * 3_600_000
 """How long after the last word about a task its checkpoints are kept, for the next machine."""
 FETCH_TRIES: Final = 4
 """Fetches of a checkpoint without progress in a row; after that the one before is tried."""
+LAST_S_MIN: Final = 30.0
+"""Time that a last checkpoint has at least."""
 PIN: Final = "checkpoint"
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -184,16 +186,37 @@ class ContainerCheckpoints:
         finally:
             packed.unlink(missing_ok=True)
         if blob:
-            note = self._notes.get(task)
-            others = () if note is None else tuple(one for one in note.blobs if one != blob)
-            kept = CheckpointNote(
-                self._ledger.head().steady_ms, self.is_leaving(task), (blob, *others)[:BLOBS_KEPT]
-            )
-            await trio.to_thread.run_sync(self._put, task, kept)
+            await trio.to_thread.run_sync(self._put, task, self._note(task, blob))
+            if not self._blobs.is_complete(blob):  # something else took its room before it was pinned
+                raise StoreError("the blob of a checkpoint was evicted before it was named")
         async with self.counting:
             await self._wallet.send(CHECKPOINT_TASK, [task, held_s, blob, size])
         self.stored += 1
         _log.info("a checkpoint was stored", task=task, bytes=size, seconds=held_s)
+
+    async def store_last(
+        self, task: bytes, request: ContainerRequest, seconds: Callable[[], int], ended_s: int
+    ) -> None:
+        """Store the folder of a container that ended after ``ended_s``, in the time that its task has left.
+
+        The chain pays no second that its blocks have not seen. So a last checkpoint waits for one which has seen
+        more than the checkpoint before. Raises as ``store``.
+        """
+        record = load_task(self._ledger.store, task)
+        left_s = max(0, record.deadline_ms - self._ledger.head().steady_ms) / 1000
+        with trio.move_on_after(max(LAST_S_MIN, left_s)) as waiting:  # after that the chain has another machine
+            while seconds() <= load_checkpoints(self._ledger.store, task).covered_s < ended_s:
+                await self._ledger.wait_head(self._ledger.head().height)
+            await self.store(task, request, seconds)
+        if waiting.cancelled_caught:
+            _log.warning("the last checkpoint was not stored in time", task=task)
+
+    def _note(self, task: bytes, blob: bytes) -> CheckpointNote:
+        """Return the note with a new checkpoint: those that the chain knows stay, for the next machine."""
+        found = load_checkpoints(self._ledger.store, task)
+        known = [one.blob for one in (found.latest, found.before, found.base) if one is not None and one.blob]
+        kept = [one for one in dict.fromkeys((blob, *known)) if self._blobs.is_complete(one)]
+        return CheckpointNote(self._ledger.head().steady_ms, self.is_leaving(task), tuple(kept))
 
     async def _seal(self, task: bytes, packed: Path) -> tuple[bytes, int]:
         """Make the blob of a packed folder, sealed for the next machine of a private task; return name and size.
@@ -254,6 +277,8 @@ class ContainerCheckpoints:
             lambda: self._inputs.peers(wanted.worker, requester, *self._inputs.keepers(task)), tries=FETCH_TRIES
         )
         await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
+        if not await trio.to_thread.run_sync(self._blobs.is_whole, wanted.blob):  # a drive has damaged it here
+            await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
         part = container_of(load_spec(self._ledger.store, task))
         key = await self._seals.checkpoint_key(task, part)
         await trio.to_thread.run_sync(self._open, wanted, place, key, part.storage.disk_mib << 20)

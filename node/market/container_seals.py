@@ -38,6 +38,7 @@ from tasks.custody.container_keys import (
 from tasks.custody.keys import KEY_BYTES
 from tasks.custody.secrets import NO_SECRETS, ContainerSecrets, open_secrets
 from tasks.custody.streams import SALT_BYTES, open_stream
+from tasks.executor.containers.disks import overwrite
 from tasks.executor.containers.log_entries import LogEntry
 from tasks.executor.containers.masking import masked, masked_parts
 from tasks.kinds.container import LOG_BYTES_MAX, ContainerPart, Mount
@@ -101,6 +102,7 @@ class RunKey(NamedTuple):
             with packed.open("rb") as file:
                 unpack(file, place, limit_bytes=limit_bytes, disk_limit_bytes=disk_limit_bytes)
         finally:
+            overwrite([packed])
             packed.unlink(missing_ok=True)
 
 
@@ -211,6 +213,7 @@ def _replacing(plain: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     try:
         with plain.open("rb") as source, _private_file(sealed) as target:
             yield source, target
+        overwrite([plain])
         sealed.replace(plain)
     finally:
         sealed.unlink(missing_ok=True)
@@ -245,5 +248,6 @@ def put_mount(source: Path, place: Path, mount: Mount, key: bytes | None) -> Non
             unpack(file, place, limit_bytes=mount.size_bytes)
     finally:
         if key is not None:
+            overwrite([packed])
             packed.unlink(missing_ok=True)
     place.chmod(0o755)

@@ -685,7 +685,8 @@ class Containers:
             _log.warning("the last seconds could not be metered", task=task, error=str(error))
         if request.checkpoint_path and ended.end is not End.LOST:
             try:
-                await self.checkpoints.store(task, request, seconds)
+                ended_s = self._moving_s(task, spec, ended.up_s)
+                await self.checkpoints.store_last(task, request, seconds, ended_s)
             except DAMAGE:
                 raise
             except (DekubeError, OSError) as error:

@@ -257,6 +257,14 @@ class BlobStore:
             raise BlobUnavailable(f"blob {name.hex()} is not complete")
         return b"".join(piece for piece in pieces if piece is not None)
 
+    def is_whole(self, name: bytes) -> bool:
+        """Read a blob and compare it; pieces that are damaged on the disk become missing."""
+        manifest = self.manifest(name)
+        if manifest is None:
+            return False
+        missing = [index for index in range(len(manifest.hashes)) if self.read_piece(name, index) is None]
+        return not missing
+
     def path(self, name: bytes) -> Path:
         """Return the file of a complete blob, for reading only. Raises BlobUnavailable."""
         if not self.is_complete(name):

@@ -56,7 +56,8 @@ def pack_outputs(
     """Write the plain files and folders of ``archive`` to ``packed``, at most ``output_bytes`` with headers.
 
     Names are sorted; owner, times and modes say nothing of the machine. Every name is relative and without dots. A
-    link is left out, for it could name a file of the machine that unpacks. ``leaves_unfinished``: files that are
+    symbolic link is left out, for it could name a file of the machine that unpacks; each name of a file with
+    several is a file of its own, and holes are zeros. ``leaves_unfinished``: files that are
     still written are left out too, by their names (``UNFINISHED``). What is to be restored takes
     ``disk_limit_bytes`` of a disk at most, on each machine. Raises BadOutputs.
     """
@@ -97,6 +98,7 @@ def _plain_members(
     """Return the members to keep by clean name, and the names of the others. Raises BadOutputs."""
     members: dict[str, tarfile.TarInfo] = {}
     left_out: list[str] = []
+    files: dict[str, tarfile.TarInfo] = {}
     size = 0
     for count, member in enumerate(source):
         if count >= FILES_MAX:
@@ -104,6 +106,10 @@ def _plain_members(
         inner = _inner_name(member.name)
         if not inner:
             continue  # the folder itself
+        if member.islnk():  # one more name of a file that came before: it becomes a file of its own
+            member = files.get(member.linkname, member)
+        elif member.isreg():
+            files[member.name] = member
         if not (member.isreg() or member.isdir()) or member.sparse or not _is_portable(inner):
             left_out.append(inner)
             continue

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from node.market import key_shares
+from node.market.container_checkpoints import ContainerCheckpoints
 from node.market.container_copies import KEPT_MS, ContainerCopies, Copy, NoRoomForCopy
+from node.market.container_seals import ContainerSeals
 from node.market.inputs import Inputs
 from node.market.key_shares import METHOD_KEEP_SHARE, ShareBook, encode_kept
 from node.market.machine import describe_machine
@@ -30,6 +36,7 @@ from tasks.kinds.container import (
     Process,
     Storage,
 )
+from tasks.ledger.checkpoint_records import load_checkpoints
 from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.meter_records import ContainerEnd
@@ -257,6 +264,94 @@ async def test_each_machine_that_may_keep_a_container_is_asked_for_its_blobs(
         assert outsider is not None
         placed = outsider.shares._machines(bytes(32))
         assert placed == outsider._inputs.keepers(bytes(32)) and len(placed) == 64
+        nursery.cancel_scope.cancel()
+
+
+class Folders:
+    """A back end whose containers have nothing but a folder with one file."""
+
+    content = b""
+
+    async def snapshot(self, _task: bytes, _request: object, packed: str) -> None:
+        with tarfile.open(packed, "w") as file:
+            info = tarfile.TarInfo("state")
+            info.size = len(self.content)
+            file.addfile(info, BytesIO(self.content))
+
+
+async def stores(keeping: Keeping, nursery: trio.Nursery) -> tuple[bytes, Any, Folders]:
+    """Run a container at the machine, and return it with what stores its checkpoints."""
+    world, machine, folders = keeping.world, keeping.machines[WORKER], Folders()
+    await keeping.start(nursery)
+    task = await keeping.post()
+    await world.mint_until(lambda: load_task(world.store, task).phase is Phase.ASSIGNED)
+    await keeping.send(WORKER, ACCEPT_TASK, [task, 0])
+    await keeping.send(WORKER, START_TASK, [task, digest(b"machine", account(WORKER).address)])
+    blobs, inputs = machine.network.blobs, Inputs(machine.network, machine.wallet.address)
+    assert blobs is not None
+    keys: Any = None  # a public container has none
+    backend: Any = folders
+    made = ContainerCheckpoints(
+        world.ledger,
+        machine.wallet,
+        inputs,
+        blobs,
+        backend,
+        world.path / "notes",
+        ContainerSeals(keys, inputs, blobs),
+    )
+    return task, made, folders
+
+
+async def test_a_machine_keeps_the_checkpoints_that_the_chain_knows(world: World) -> None:
+    """One that was stored as it leaves takes the place of the last one: the one before is the chain's still."""
+    keeping = Keeping(world)
+    async with trio.open_nursery() as nursery:
+        task, checkpoints, folders = await stores(keeping, nursery)
+        blobs, named = keeping.machines[WORKER].network.blobs, list[bytes]()
+        assert blobs is not None
+        for held_s, after_ms in ((10, 11_000), (20, 10_000), (22, 2_000)):
+            folders.content = b"%d" % held_s
+            world.mint(after_ms=after_ms)
+            async with trio.open_nursery() as sending:
+                sending.start_soon(checkpoints.store, task, None, lambda held_s=held_s: held_s)
+                await world.mint_until(lambda: not sending.child_tasks)
+            latest = load_checkpoints(world.store, task).latest
+            assert latest is not None
+            named.append(latest.blob)
+        found = load_checkpoints(world.store, task)
+        assert found.latest is not None and found.before is not None
+        assert (found.latest.blob, found.before.blob) == (named[2], named[0])
+        for blob in named:
+            blobs.discard(blob)
+        assert blobs.is_complete(named[0]) and blobs.is_complete(named[2]), "the next machine may need it"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_last_checkpoint_waits_for_a_block_that_has_seen_its_seconds(world: World) -> None:
+    """Else a program that saved as it was told to end would have saved for nothing, where blocks are slow."""
+    keeping = Keeping(world)
+    async with trio.open_nursery() as nursery:
+        task, checkpoints, folders = await stores(keeping, nursery)
+        world.mint(after_ms=11_000)
+        async with trio.open_nursery() as sending:
+            sending.start_soon(checkpoints.store, task, None, lambda: 10)
+            await world.mint_until(lambda: not sending.child_tasks)
+        stored_ms, folders.content = world.ledger.head().steady_ms, b"saved at the end"
+
+        def seconds() -> int:
+            """Return what blocks have seen: nothing came after the checkpoint that covers 10 s."""
+            return min(13, 10 + (world.ledger.head().steady_ms - stored_ms) // 1000)
+
+        async with trio.open_nursery() as sending:
+            sending.start_soon(checkpoints.store_last, task, None, seconds, 13)
+            await trio.testing.wait_all_tasks_blocked()
+            world.mint(after_ms=13_000)
+            await world.mint_until(lambda: not sending.child_tasks)
+        found = load_checkpoints(world.store, task)
+        assert found.covered_s == 13 and found.latest is not None
+        blobs = keeping.machines[WORKER].network.blobs
+        assert blobs is not None and b"saved at the end" in blobs.read(found.latest.blob)
         nursery.cancel_scope.cancel()
 
 

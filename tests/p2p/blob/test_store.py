@@ -36,6 +36,18 @@ def test_what_is_added_is_there_under_its_content_s_name(tmp_path: Path, size: i
     assert again.blobs() == [name] and again.read(name) == CONTENT[:size]
 
 
+def test_all_pieces_that_a_drive_has_damaged_are_found_at_once(tmp_path: Path) -> None:
+    """Who reads the file of a blob and no piece of it would take what is damaged for the content."""
+    blobs = store(tmp_path / "blobs")
+    name = blobs.add(CONTENT)
+    assert blobs.is_whole(name) and not blobs.is_whole(bytes(32))
+    with blobs.path(name).open("r+b") as file:
+        for index in (1, 4):
+            file.seek(index * PIECE_BYTES)
+            file.write(bytes([CONTENT[index * PIECE_BYTES] ^ 1]))
+    assert not blobs.is_whole(name) and blobs.missing(name) == [1, 4] and not blobs.is_complete(name)
+
+
 def test_only_verified_pieces_are_written_and_a_restart_resumes(tmp_path: Path) -> None:
     source, target = store(tmp_path / "source"), store(tmp_path / "target")
     name = source.add(CONTENT)

@@ -323,6 +323,17 @@ def test_outputs_are_the_same_in_any_order(files: list[tuple[str, bytes]]) -> No
             assert (one.uid, one.gid, one.mtime, one.mode & ~0o755) == (0, 0, 0, 0)
 
 
+def test_each_name_of_a_file_is_a_file_of_its_own() -> None:
+    """An engine packs the second name of a file as a link: a program that uses both must find both."""
+    packed, members = io.BytesIO(), (("output/a", tarfile.REGTYPE, b"text"), ("output/b", tarfile.LNKTYPE, b""))
+    told = pack_outputs(archive(*members, linkname="output/a"), packed, 1 << 20)
+    with tarfile.open(fileobj=io.BytesIO(packed.getvalue())) as found:
+        assert {one.name: found.extractfile(one).read() for one in found} == {"a": b"text", "b": b"text"}  # type: ignore[union-attr]
+    assert (told.files, told.left_out_count) == (2, 0)
+    with pytest.raises(BadOutputs, match="more than"):  # each counts: few bytes could name many
+        pack_outputs(archive(*members, linkname="output/a"), io.BytesIO(), 7)
+
+
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
 )
