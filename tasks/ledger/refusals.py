@@ -68,7 +68,9 @@ def refuse_stored(case: Case, name: bytes) -> bool:
 
 
 def _refused(case: Case, found: Checkpoints, name: bytes, every_s: int) -> _Refused:
-    latest, is_own, is_whole = found.latest, found.covered_s > 0, name == all_of_machine(found.last)
+    latest, is_whole = found.latest, name == all_of_machine(found.last)
+    # Of what the last run has stored nothing may be left: after a refusal, while no machine has the task.
+    is_own = latest is not None and found.covered_s > 0 and latest.worker == found.last
     is_idle = case.record.phase in (Phase.DEGRADED, Phase.PAUSED)
     if latest is not None and latest.blob and name == latest.blob:
         return _without(found, [one for one in _stored(found) if one.blob == name], is_own=is_own)

@@ -430,6 +430,27 @@ def test_n62_who_names_a_checkpoint_in_each_block_is_refused_by_name() -> None:
     assert stored(world, task).latest is None and paid_of(world, task, worker) == 0
 
 
+@pytest.mark.parametrize("phase", [Phase.DEGRADED, Phase.PAUSED])
+@pytest.mark.parametrize("has_before", [False, True])
+def test_what_is_refused_already_is_not_refused_again_by_address(has_before: bool, phase: Phase) -> None:
+    world = World()
+    host(world, 1)
+    task, worker = started(world, job())
+    if has_before:
+        store_after(world, worker, task, b"a" * 32)
+    store_after(world, worker, task, FALSE)
+    assert refuse(world, task, all_of_machine(worker)) is None
+    assert stored(world, task).latest is None
+    if phase == Phase.PAUSED:
+        while world.task(task).phase != Phase.PAUSED:
+            world.block(60_000)
+    assert world.task(task).phase == phase
+    burned = burned_of(world, task)
+    for name in (all_of_machine(worker), FALSE, bytes(32)):
+        assert refuse(world, task, name) == "meter_mismatch"
+    assert burned_of(world, task) == burned
+
+
 STEP = st.tuples(
     st.sampled_from(["store", "same", "empty", "leave", "end", "refuse", "zero", "machine", "base"]),
     st.integers(1, 80),
