@@ -235,7 +235,7 @@ class Outlook(NamedTuple):
     reached: tuple[str, ...] = ()
     """Patterns of names that containers may reach on some machine, sorted."""
     cards: tuple[str, ...] = ()
-    """GPUs of machines that run containers, as text: those that are nearest to what a job orders first."""
+    """GPUs of machines that run containers, as text, the nearest to a job's order first; none without an order."""
 
 
 def _machines(state: Reader) -> list[NodeRecord]:
@@ -268,7 +268,7 @@ def look_out(
         most_rate=max((node.profile.rate for node in found), default=0),
         is_whole=len(nodes) <= MACHINES_MAX,
         host_rates=tuple(sorted(node.profile.rate for node in found if host_cores(node.profile))),
-        cards=_nearest_cards(found, spec),
+        cards=_nearest_cards(found, spec) if spec.requirements.orders_card else (),
         reached=tuple(sorted({one for node in found if host_cores(node.profile) for one in node.profile.egress})),
     )
 

@@ -278,7 +278,7 @@ class MissingHost(Host):
     """How many checkpoints it misses before it begins."""
 
     def misses(self, view: View, task: bytes) -> bool:
-        """Miss as many as are set, of machines that are not its own."""
+        """Miss as many as are set, whoever has stored them."""
         return view.checkpoints(task).missed < self.times
 
 
