@@ -30,12 +30,14 @@ REMOVE_S: Final = 2.0
 """How long the end of the processes of a group is waited for."""
 _POLL_S: Final = 0.01
 _OWN_NAME: Final = "node"
-_JOB_NAME: Final = re.compile(r"dekube-job-([0-9]+)-[0-9]+")
+_JOB_NAME: Final = re.compile(r"dekube-job-([0-9]+)-([0-9a-f]{8})-[0-9]+")
 _NEEDED: Final = ("memory", "pids")
 _TEXT_BYTES_MAX: Final = 1 << 20
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Attributes by which systemd marks a group that its unit may divide."""
 _numbers = itertools.count()
+_life: Final = os.urandom(4).hex()
+"""Tells this process from an earlier one with the same number, as nodes in containers have."""
 
 
 class Placed(NamedTuple):
@@ -122,7 +124,7 @@ class ControlGroups:
 
     def make(self, memory_bytes: int) -> JobGroup:
         """Return a new group. Raises OSError if it, or its bound on memory, cannot be made."""
-        name = f"dekube-job-{os.getpid()}-{next(_numbers)}"
+        name = f"dekube-job-{os.getpid()}-{_life}-{next(_numbers)}"
         folders: list[Path] = []
         try:
             for parent in self._parents:
@@ -142,7 +144,9 @@ class ControlGroups:
             with suppress(OSError):
                 for folder in parent.iterdir():
                     found = _JOB_NAME.fullmatch(folder.name)
-                    if found and not Path("/proc", found[1]).exists():
+                    if found is None or found[2] == _life:
+                        continue
+                    if int(found[1]) == os.getpid() or not Path("/proc", found[1]).exists():
                         count += _remove(folder)
         return count
 
