@@ -503,6 +503,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "rates",
             "loop",
             "optimiser",
+            "by_row",
             "decoding",
             "model",
             "dataset",

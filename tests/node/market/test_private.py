@@ -168,8 +168,11 @@ async def test_a_worker_proves_with_the_input_key_that_a_private_data_set_is_ano
         await market.begin(nursery)
         for machine in (worker, requester):
             await nursery.start(machine.run)
-        await world.mint_until(lambda: market.record.phase == Phase.FAILED)
-        assert worker.duties is not None and worker.duties.market_events["task_claimed"] == 1
+        duties = worker.duties
+        assert duties is not None
+        await world.mint_until(
+            lambda: market.record.phase == Phase.FAILED and duties.market_events["task_claimed"] == 1
+        )
         assert Purpose.PREPARATION in market.paid(worker)
         nursery.cancel_scope.cancel()
     world.store.close()
