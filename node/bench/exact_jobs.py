@@ -7,7 +7,7 @@ vectors of all-MiniLM-L6-v2. Where a package with real weights is missing, made-
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,6 +259,23 @@ def weights_of(plan: DecoderPlan, state: Mapping[str, bytes], group: str, dtype:
     }
 
 
+def _plain_steps(
+    passes: Callable[[], tuple[Any, dict[str, np.ndarray]]],
+    trained: dict[str, np.ndarray],
+    moments: Sequence[dict[str, np.ndarray]],
+) -> Act:
+    """Return a step of training in float32: passes that give loss and gradients, then AdamW on what is trained."""
+    done = [0]
+
+    def act() -> object:
+        done[0] += 1
+        loss, gradients = passes()
+        plain_adamw(RATES, done[0], trained, (moments[0], moments[1]), gradients)
+        return loss
+
+    return act
+
+
 def _gpt(_models: Models, batch: int, _tokens: int) -> Trial:
     plan, rows = decoder_job(batch)
     tokens, targets = (
@@ -269,15 +286,7 @@ def _gpt(_models: Models, batch: int, _tokens: int) -> Trial:
 
     def plain() -> Act:
         weights, *moments = (weights_of(plan, state.tensors, group, np.float32) for group in _GROUPS)
-        done = [0]
-
-        def act() -> object:
-            done[0] += 1
-            loss, gradients = plain_training(model, weights, tokens, targets)
-            plain_adamw(RATES, done[0], weights, (moments[0], moments[1]), gradients)
-            return loss
-
-        return act
+        return _plain_steps(lambda: plain_training(model, weights, tokens, targets), weights, moments)
 
     def in_torch() -> Act:
         import torch
@@ -330,15 +339,7 @@ def _lora(models: Models, batch: int, _tokens: int) -> Trial:
     def plain() -> Act:
         weights = plain_weights(model.tensors, np.float32)
         adapters, *moments = (adapters_of(job, state.tensors, group, np.float32) for group in _GROUPS)
-        done = [0]
-
-        def act() -> object:
-            done[0] += 1
-            loss, gradients = plain_gradients(job, weights, adapters, given)
-            plain_adamw(RATES, done[0], adapters, (moments[0], moments[1]), gradients)
-            return loss
-
-        return act
+        return _plain_steps(lambda: plain_gradients(job, weights, adapters, given), adapters, moments)
 
     def in_torch() -> Act:
         import torch

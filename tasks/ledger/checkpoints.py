@@ -20,7 +20,7 @@ from tasks.ledger.lifecycle import Phase
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.settlement import (
+from tasks.ledger.seconds_pay import (
     burn_seconds_fee,
     forfeit_seconds,
     hold_preparation,

@@ -14,7 +14,7 @@ from tasks.ledger.checkpoints import begin_run, count_seconds, name_checkpoint, 
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
-from tasks.ledger.settlement import pay_seconds
+from tasks.ledger.seconds_pay import pay_seconds
 from tasks.spec import container_of
 
 __all__ = [

@@ -15,7 +15,7 @@ from tasks.ledger.checkpoints import SECONDS_LOST, pay_open
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.meter_records import load_meter, save_meter
 from tasks.ledger.open_task import Case
-from tasks.ledger.settlement import burn_seconds
+from tasks.ledger.seconds_pay import burn_seconds
 from tasks.spec import container_of
 
 __all__ = ["REFUSED_IN", "all_of_machine", "refuse_stored"]

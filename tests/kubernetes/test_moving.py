@@ -18,7 +18,6 @@ from node.market.container_seals import RunKey
 from tasks.custody.container_keys import LOG, OUTPUT, open_checkpoint
 from tasks.custody.errors import StreamInvalid
 from tasks.executor.containers.backend import ContainerBackend
-from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.request import RESTORED, ContainerRequest
 from tasks.kinds.container import ExitKind
 from tasks.kinds.folders import unpack
@@ -48,7 +47,7 @@ from tests.node.market.test_sealed_containers import (
     opened,
 )
 from tests.node.market.test_sealed_containers import sources as sources
-from tests.node.world import Machine, World, world_with
+from tests.node.world import Machine, World, world_of_containers
 from tests.p2p.helpers import account
 from tests.tasks.executor.containers.machine import Machine as EngineMachine
 from tests.tasks.executor.containers.machine import no_progress, running_machine
@@ -101,11 +100,8 @@ def lent(tmp_path: Path, cluster: Cluster) -> Iterator[EngineMachine]:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = world_with(tmp_path / "world", monkeypatch, {"tasks.decline_ms": 1_000})
-    yield made
-    made.store.close()
-    for disk in tmp_path.glob("world/node */data/containers/*/disk"):
-        ContainerDisk(disk.parent).remove()
+    with world_of_containers(tmp_path, monkeypatch, {"tasks.decline_ms": 1_000}) as made:
+        yield made
 
 
 async def _stored(backend: ContainerBackend, request: ContainerRequest, packed: Path) -> bytes:

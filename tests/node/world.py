@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from state.store import Store
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.epochs import epoch_of
 from state.view import Table
+from tasks.executor.containers.disks import ContainerDisk
 from tasks.ledger.transitions import REGISTER_NODE, node_payload
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import Wires, memory_endpoint
@@ -176,3 +178,17 @@ def world_with(folder: Path, monkeypatch: pytest.MonkeyPatch, parameters: Mappin
     for name, value in parameters.items():
         monkeypatch.setitem(PARAMETERS, name, value)
     return World(folder)
+
+
+@contextmanager
+def world_of_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: Mapping[str, int]
+) -> Iterator[World]:
+    """Make a chain as ``world_with`` does; at the end remove the disks of containers that its nodes left."""
+    made = world_with(tmp_path / "world", monkeypatch, parameters)
+    try:
+        yield made
+    finally:
+        made.store.close()
+        for disk in tmp_path.glob("world/node */data/containers/*/disk"):
+            ContainerDisk(disk.parent).remove()

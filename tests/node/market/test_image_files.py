@@ -14,7 +14,6 @@ from node.market.containers import request_of
 from rpc.client.containers import make_container
 from state.view.accounts import load_account
 from tasks.custody.container_keys import LOG
-from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.kinds.container import ExitKind
@@ -27,7 +26,7 @@ from tasks.spec import container_of, encode_spec
 from tests.container_engine import busybox_tree
 from tests.node.market.test_containers import PRICE, RATE_MIN
 from tests.node.market.test_sealed_containers import FIRST, OUTSIDER, REQUESTER, Network, opened
-from tests.node.world import World, world_with
+from tests.node.world import World, world_of_containers
 from tests.p2p.helpers import account
 from tests.tasks.executor.containers.machine import REPOSITORY, running_machine
 from tests.tasks.executor.containers.machine import Machine as EngineMachine
@@ -40,11 +39,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = world_with(tmp_path / "world", monkeypatch, {})
-    yield made
-    made.store.close()
-    for disk in tmp_path.glob("world/node */data/containers/*/disk"):
-        ContainerDisk(disk.parent).remove()
+    with world_of_containers(tmp_path, monkeypatch, {}) as made:
+        yield made
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from rpc.client.errors import NoResult
 from state.primitives.errors import DekubeError
 from tasks.custody.container_keys import LOG, OUTPUT, container_key, earlier_key, open_checkpoint
 from tasks.custody.errors import StreamInvalid
-from tasks.executor.containers.disks import ContainerDisk
 from tasks.kinds.container import ExitKind
 from tasks.kinds.folders import unpack
 from tasks.ledger.checkpoint_records import Checkpoints, Stored, load_checkpoints
@@ -38,7 +37,7 @@ from tests.node.market.test_sealed_containers import (
     opened,
     sources,
 )
-from tests.node.world import COIN, Machine, World, world_with
+from tests.node.world import COIN, Machine, World, world_of_containers
 from tests.p2p.helpers import account
 from tests.tasks.executor.containers.machine import REPOSITORY, running_machine
 from tests.tasks.executor.containers.machine import Machine as EngineMachine
@@ -63,11 +62,8 @@ __all__ = ["sources"]
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = world_with(tmp_path / "world", monkeypatch, {"tasks.decline_ms": 1_000})
-    yield made
-    made.store.close()
-    for disk in tmp_path.glob("world/node */data/containers/*/disk"):
-        ContainerDisk(disk.parent).remove()
+    with world_of_containers(tmp_path, monkeypatch, {"tasks.decline_ms": 1_000}) as made:
+        yield made
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from state.view.accounts import load_account
 from tasks.custody.container_keys import LOG, OUTPUT
 from tasks.custody.secrets import ContainerSecrets
 from tasks.custody.wraps import public_key_of
-from tasks.executor.containers.disks import ContainerDisk
 from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.executor.containers.errors import ImageUnavailable
@@ -43,7 +42,7 @@ from tasks.requests.reading import request_of
 from tasks.spec import container_of, encode_spec
 from tests.container_engine import PASSWORD, running_registry, skip_without
 from tests.node.market.test_containers import PRICE, RATE_MIN
-from tests.node.world import COIN, Machine, World, world_with
+from tests.node.world import COIN, Machine, World, world_of_containers
 from tests.p2p.helpers import account
 from tests.tasks.executor.containers.machine import REPOSITORY, no_progress, running_machine
 from tests.tasks.executor.containers.machine import Machine as EngineMachine
@@ -65,11 +64,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = world_with(tmp_path / "world", monkeypatch, {})
-    yield made
-    made.store.close()
-    for disk in tmp_path.glob("world/node */data/containers/*/disk"):
-        ContainerDisk(disk.parent).remove()
+    with world_of_containers(tmp_path, monkeypatch, {}) as made:
+        yield made
 
 
 @pytest.fixture
