@@ -57,16 +57,17 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--checkpoint", type=TASK, metavar="BLOB",
-              help="Last checkpoint; 64 zeros: work that none has. All of one machine: 24 zeros and its address. "
-                   "Default: all of the last machine.")  # fmt: skip
+              help="The last checkpoint to refuse; 64 zeros refuse only work after the last checkpoint. "
+                   "Default: all work of the last machine.")  # fmt: skip
 @yes_option
 @json_option
 def refuse(session: Session, task_id: bytes, checkpoint: bytes | None, yes: bool, as_json: bool) -> None:
-    """Refuse a container's last checkpoint, or its end, that holds no work.
+    """Refuse work of a container that its last checkpoint or output does not hold.
 
-    Pay that waits for it is burned: it does not return to you. Another machine goes on from a
-    checkpoint before. After the end, pay waits for one interval. A machine that stores nothing
-    is refused once its checkpoint is late. "dekube task show" names checkpoints.
+    The pay that waits for that work is burned: it does not return to you. Another machine
+    continues from an earlier checkpoint. Pay waits for one checkpoint interval, also after the end.
+    A machine without a checkpoint can be refused when its checkpoint is late. "dekube task show"
+    names the checkpoints.
 
     \b
     Example:
