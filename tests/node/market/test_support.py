@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from node.home.config import flat_options
 from node.home.options import (
     DockerOptions,
     ExecutorOptions,
+    KubernetesOptions,
     MetricsOptions,
     NetworkOptions,
     NodeOptions,
@@ -106,10 +108,12 @@ class Planted:
         (own / "config.json").write_text(logins("hub", f"u:{other}"))
         self.secrets["Docker login of the owner"] = other
         monkeypatch.setenv("HOME", str(root / "person"))
+        self.kubeconfigs(root, own.parent)
         self.secrets["variable"] = "env-" + secrets.token_hex(8)
         monkeypatch.setenv("DEKUBE_PASSPHRASE", self.secrets["variable"])
         self.secrets["variable of a service"] = "wJalrXUtn/FEMI+" + secrets.token_hex(6)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", self.secrets["variable of a service"])
+        self.known = list(self.secrets)
         # What stands in no file of this machine, and is known by its shape alone
         user = self.secrets["address with a user"] = "hunter2" + secrets.token_hex(3)
         self.secrets["job's variable"] = "value-" + secrets.token_hex(8)
@@ -122,8 +126,50 @@ class Planted:
         self.options = NodeOptions(
             signer=SignerOptions(endpoint=f"tcp://me:{user}@host:1", vote_key="ab" * 48),
             p2p=NetworkOptions(bootstrap=(f"0xADDRESS@tcp:{user}:1",)),
-            executor=ExecutorOptions(docker=DockerOptions(enabled=True, logins=str(self.logins))),
+            executor=ExecutorOptions(
+                docker=DockerOptions(enabled=True, logins=str(self.logins)),
+                kubernetes=KubernetesOptions(kubeconfig=str(root / "cluster" / "kubeconfig")),
+            ),
             registry=RegistryOptions(operator=ADDRESS, operator_consent=self.secrets["consent"]),
+        )
+
+    def kubeconfigs(self, root: Path, person: Path) -> None:
+        """What opens a cluster: in the node's kubeconfig, in files that it names, and in the owner's own one."""
+        folder, line, other = root / "cluster", secrets.token_hex(31), secrets.token_hex(31)
+        folder.mkdir()
+        self.secrets["cluster token"] = "clu.st-er_" + secrets.token_hex(4)
+        self.secrets["cluster password"] = "pass word:" + secrets.token_hex(4)
+        self.secrets["token of another context"] = "other." + secrets.token_hex(4)
+        self.secrets["argument of a login program"] = "argument." + secrets.token_hex(4)
+        self.secrets["password of its proxy"] = "proxy p@ss" + secrets.token_hex(3)
+        self.secrets["a line of its key"], self.secrets["a line of its key's file"] = line, other
+        self.secrets["cluster token's file"] = "in.file_" + secrets.token_hex(4)
+        self.secrets["cluster token of the owner"] = "owner." + secrets.token_hex(4)
+        pem = base64.b64encode(f"-----BEGIN EC PRIVATE KEY-----\n{line}\n-----END EC PRIVATE KEY-----\n".encode())
+        self.secrets["its key"] = pem.decode()
+        (folder / "own.key").write_text(f"-----BEGIN PRIVATE KEY-----\n{other}\n-----END PRIVATE KEY-----\n")
+        (folder / "own.token").write_text(self.secrets["cluster token's file"] + "\n")
+        found = self.secrets
+        users = {
+            "admin": {
+                "token": found["cluster token"],
+                "client-key-data": found["its key"],
+                "client-certificate": "a",
+            },
+            "files": {"tokenFile": "own.token", "client-key": "own.key"},
+            "other": {"token": found["token of another context"], "password": found["cluster password"]},
+            "program": {"exec": {"command": "login", "args": ["-p", found["argument of a login program"]]}},
+        }
+        proxy = f"http://me:{quote(found['password of its proxy'])}@proxy.test"
+        cluster = {"server": "https://cluster.test:6443", "proxy-url": proxy}
+        whole = {
+            "current-context": "test", "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": name, "user": user} for name, user in users.items()],
+        }  # fmt: skip
+        (folder / "kubeconfig").write_text(yaml.safe_dump(whole))
+        (person / ".kube").mkdir()
+        (person / ".kube" / "config").write_text(
+            json.dumps({"users": [{"user": {"token": self.secrets["cluster token of the owner"]}}]})
         )
 
     def put(self, name: str, text: str, *, leaf: str = "") -> None:
@@ -134,9 +180,10 @@ class Planted:
     def slips(self) -> str:
         """A log of a careless program: each secret in several forms, beside harmless lines."""
         found = self.secrets
-        known = [text for name in list(found)[:9] for text in sorted(spellings(found[name]))]
+        known = [text for name in self.known for text in sorted(spellings(found[name]))]
         lines = [f"level=info event=dial peer={ADDRESS} height=12 took_ms=7"]
         lines += ["a container runs image=docker.io/library/python"]
+        lines += ["the API server of cluster.test:6443, context test, user admin: not Found (404)"]
         lines += [f"odd value {text} at the end" for text in known]
         variable, token, key = found["job's variable"], found["web token"], found["private key"]
         lines += [
@@ -194,6 +241,7 @@ def test_no_secret_of_any_place_is_in_a_bundle(tmp_path: Path, monkeypatch: pyte
     }  # fmt: skip
     # And it is still of use
     assert f"level=info event=dial peer={ADDRESS} height=12 took_ms=7" in texts["log-0.log"]
+    assert "server of cluster.test:6443, context test, user admin: not Found" in texts["log-0.log"]
     assert "image=docker.io/library/python" in texts["journal.log"] and "dekube_peers 4" in texts["metrics.txt"]
     facts_shown = json.loads(texts["facts.json"])
     assert facts_shown["status"]["peers"] == 4 and "gateway" not in facts_shown["status"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
+import trio.testing
 
-from tasks.executor.containers.backend import LoadsImages
+from tasks.executor.containers.backend import KeepsImages, LoadsImages
 from tasks.executor.containers.errors import (
     ContainerRefused,
     DigestMismatch,
@@ -20,7 +22,7 @@ from tasks.executor.containers.errors import (
     ImageTooLarge,
     ImageUnavailable,
 )
-from tasks.executor.containers.kubernetes import registry_backend
+from tasks.executor.containers.kubernetes import pushed_images
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend, KubernetesOptions
 from tasks.executor.containers.kubernetes.image_registry import ImageRegistry
 from tasks.executor.containers.kubernetes.registry_backend import ClusterWithRegistry
@@ -66,16 +68,23 @@ async def test_what_is_pushed_has_the_digest_that_was_named(url: str, make: Call
     assert await registry.remove("archive", image.digest), "what is gone is removed"
 
 
-async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def granted(_backend: object, _request: ContainerRequest) -> object:
-        return None
+@pytest.fixture
+def granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that starts each container at once: what is looked at is its registry."""
 
-    monkeypatch.setattr(KubernetesBackend, "check", granted)
+    async def nothing(*_arguments: object) -> int:
+        return 0
+
+    for name in ("check", "prepare", "start", "remove", "sweep"):
+        monkeypatch.setattr(KubernetesBackend, name, nothing)
+
+
+async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
+    url: str, tmp_path: Path, granted: None
+) -> None:
     registry = ImageRegistry(f"{url}/dekube")
     backend = ClusterWithRegistry(KubernetesOptions(disk_gib=1), b"n" * 20, tmp_path / "node", registry)
-    assert isinstance(backend, LoadsImages)
+    assert isinstance(backend, LoadsImages) and isinstance(backend, KeepsImages)
     archive, data = tmp_path / "image.tar", layout(LAYERS)
     archive.write_bytes(data)
     public, private = request_for(data, b"b" * 32), request_for(data, b"k" * 32, is_private=True)
@@ -101,12 +110,147 @@ async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
     backend._image_bytes_max = 100
     with pytest.raises(ImageTooLarge):
         await backend.load(replace(public, archive_bytes=1), archive)
-    monkeypatch.setattr(registry_backend, "UNUSED_S", -1.0)
-    (backend._pushed / "gone-meanwhile").symlink_to("nothing")
-    await backend._sweep_pushed()
+    (backend._notes.folder / "gone-meanwhile").symlink_to("nothing")
+    await backend.sweep(frozenset())
     assert await backend.has_image(public) and not await backend.has_image(private)
     with pytest.raises(ImageUnavailable):
         backend._placed(private)
+
+
+class Node:
+    """A node's back end, its archive and what two tasks order; ``again`` is its next life."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder, self.registry = folder, ImageRegistry(f"{url}/dekube")
+        self.archive, data = folder / "image.tar", layout(LAYERS)
+        self.archive.write_bytes(data)
+        self.public, self.same = request_for(data, b"b" * 32), request_for(data, b"c" * 32)
+        self.private = request_for(data, b"k" * 32, is_private=True)
+        self.again()
+
+    def again(self) -> None:
+        self.backend = ClusterWithRegistry(
+            KubernetesOptions(disk_gib=1), b"n" * 20, self.folder / "node", self.registry
+        )
+
+    async def bring(self, task: bytes, request: ContainerRequest) -> None:
+        await self.backend.keep_image(task, request)
+        if not await self.backend.has_image(request):
+            await self.backend.load(request, self.archive)
+        await self.backend.prepare(request, lambda _progress: None)
+
+    async def has(self, request: ContainerRequest) -> bool:
+        """Whether a kubelet can pull the image where the node says it is."""
+        with suppress(ImageUnavailable):
+            name = self.backend._placed(request).image.repository.rpartition("/")[2]
+            return await self.registry.has(name, f"manifests/{request.image.name}")
+        return False
+
+
+A, B = b"\x0a" * 32, b"\x0b" * 32
+
+
+@pytest.fixture
+def node(url: str, tmp_path: Path, granted: None) -> Node:
+    return Node(url, tmp_path)
+
+
+async def test_n80_the_first_of_two_private_tasks_leaves_the_image_to_the_second(node: Node) -> None:
+    await node.bring(A, node.private)
+    await node.bring(B, node.private)
+    await node.backend.start(A, node.private)
+    assert await node.has(node.private), "the second one is about to pull it"
+    node.again()  # who needs it is on the disk
+    await node.backend.remove(A)
+    await node.backend.sweep(frozenset({B}))
+    assert await node.has(node.private)
+    await node.backend.start(B, node.private)
+    assert not await node.has(node.private), "nobody needs it any more"
+
+
+@pytest.mark.parametrize("leave", ["remove", "sweep"])
+async def test_n80_a_private_image_goes_with_the_last_task_that_did_not_start(node: Node, leave: str) -> None:
+    await node.bring(A, node.private)
+    await node.bring(B, node.private)
+    await node.backend.remove(A)
+    assert await node.has(node.private)
+    if leave == "remove":
+        await node.backend.remove(B)
+    else:
+        node.again()  # killed before it could
+        await node.backend.sweep(frozenset())
+    assert not await node.has(node.private) and list(node.backend._notes.folder.iterdir()) == []
+
+
+async def test_n80_two_public_archives_of_one_image_do_not_take_it_from_each_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushed_images, "IMAGES_KEPT", 1)
+    await node.bring(A, node.public)
+    await node.backend.start(A, node.public)
+    await node.backend.keep_image(B, node.same)
+    assert not await node.backend.has_image(node.same), "nobody has looked into this archive"
+    await node.bring(B, node.same)
+    await node.backend.sweep(frozenset({B}))  # one of the two notes is beyond the limit
+    assert len(list(node.backend._notes.folder.iterdir())) == 1 and await node.has(node.same)
+    monkeypatch.setattr(pushed_images, "IMAGES_KEPT", 0)
+    await node.backend.sweep(frozenset({B}))
+    assert await node.has(node.same), "a task is about to pull it"
+    await node.backend.remove(B)
+    assert not await node.has(node.same)
+
+
+async def test_n80_who_comes_while_an_image_is_deleted_pushes_it_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.bring(A, node.private)
+    asked, go_on, remove = trio.Event(), trio.Event(), node.registry.remove
+
+    async def slowly(name: str, digest: bytes) -> bool:
+        asked.set()
+        await go_on.wait()
+        return await remove(name, digest)
+
+    monkeypatch.setattr(node.registry, "remove", slowly)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.backend.start, A, node.private)
+        await asked.wait()
+        nursery.start_soon(node.bring, B, node.private)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        go_on.set()
+    assert await node.has(node.private)
+
+
+async def test_n80_an_image_that_could_not_be_deleted_is_deleted_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_name: str, _digest: bytes) -> bool:
+        raise EngineUnavailable("no route")
+
+    await node.bring(A, node.private)
+    with monkeypatch.context() as patched:
+        patched.setattr(node.registry, "remove", away)
+        await node.backend.start(A, node.private)
+    assert await node.has(node.private)
+    node.again()
+    await node.backend.sweep(frozenset({A}))  # it runs, and needs its image no more
+    assert not await node.has(node.private)
+
+
+async def test_n80_a_damaged_note_is_forgotten_and_made_anew(node: Node) -> None:
+    await node.bring(A, node.private)
+    [note] = node.backend._notes.folder.iterdir()
+    for text in (
+        "",
+        "[]",
+        '["../other", true, "00", true, []]',
+        '["archive", true, "zz", true, ["a"]]',
+        "[" * 5000,
+    ):
+        note.write_text(text)
+        assert not await node.backend.has_image(node.private)
+        await node.bring(A, node.private)
+        assert await node.has(node.private)
 
 
 @pytest.mark.parametrize(
