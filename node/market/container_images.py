@@ -12,7 +12,7 @@ from node.market.container_seals import ContainerSeals, write_plain
 from node.market.inputs import Inputs, Supply
 from p2p.blob.store import BlobStore
 from state.primitives.manifests import PIECE_BYTES
-from tasks.executor.containers.backend import ContainerBackend, LoadsImages, PullProgress
+from tasks.executor.containers.backend import ContainerBackend, KeepsImages, LoadsImages, PullProgress
 from tasks.executor.containers.disks import overwrite
 from tasks.executor.containers.errors import ContainerRefused
 from tasks.executor.containers.request import ContainerRequest
@@ -52,6 +52,8 @@ class ContainerImages:
             raise ContainerRefused("images come from registries alone here")
         if request.is_private:  # a node that was killed may have left one
             await trio.to_thread.run_sync(_wipe, self._plain(task))
+        if isinstance(self._backend, KeepsImages):
+            await self._backend.keep_image(task, request)
         if not await self._backend.has_image(request):
             await self._fetch(part, supply, live)
             key = await self._seals.image_key(task, part)

@@ -28,6 +28,7 @@ import httpx
 from node.home.config import flat_options
 from node.home.options import NodeOptions
 from node.home.paths import Home
+from node.market.cluster_secrets import secrets_of_clusters
 from node.market.doctor import Finding
 from node.market.masking import Mask, secrets_of_document, sounds_secret
 from state.primitives.listen import parse_listen
@@ -79,6 +80,7 @@ def known_secrets(home: Home, options: NodeOptions) -> set[str]:
             found.add(data.hex())
             with suppress(UnicodeDecodeError):
                 found |= secrets_of_document(data.decode())
+    found |= secrets_of_clusters(options.executor.kubernetes.kubeconfig)
     found |= {value for name, value in os.environ.items() if sounds_secret(name) and len(value) >= 4}
     for name, value in flat_options(options).items():
         is_path = name.startswith("keys.") or name.endswith("_file")

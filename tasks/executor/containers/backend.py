@@ -22,6 +22,7 @@ __all__ = [
     "Ended",
     "EngineFacts",
     "EntersNetworks",
+    "KeepsImages",
     "Lack",
     "LoadsImages",
     "Look",
@@ -194,6 +195,18 @@ class LoadsImages(Protocol):
 
         Raises ContainerRefused, ImageUnavailable, ImageTooLarge, DigestMismatch, NoRoom, EngineUnavailable,
         EngineError.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsImages(Protocol):
+    """A back end that has images of archives in a place of its own, and deletes those that no task needs."""
+
+    async def keep_image(self, task: bytes, request: ContainerRequest) -> None:
+        """Keep the image of a request for a task until its container has started, or the task is removed.
+
+        It may not be there yet. Raises OSError.
         """
         ...
 

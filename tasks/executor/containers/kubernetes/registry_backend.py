@@ -6,13 +6,11 @@ with a name that nobody can guess, until its container has started: a kubelet as
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 import trio
@@ -21,6 +19,7 @@ from tasks.executor.containers.backend import EngineFacts, OnPull
 from tasks.executor.containers.errors import ContainerRefused, EngineUnavailable, ImageUnavailable
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend, KubernetesOptions
 from tasks.executor.containers.kubernetes.image_registry import ImageRegistry
+from tasks.executor.containers.kubernetes.pushed_images import PushedImage, PushedNotes
 from tasks.executor.containers.loaded_images import checked_archive
 from tasks.executor.containers.request import ContainerRequest, Image
 from tasks.kinds.container import ARCHIVED
@@ -29,19 +28,7 @@ __all__ = ["ClusterWithRegistry"]
 
 _log = structlog.get_logger("containers")
 
-IMAGES_KEPT: Final = 16
-"""Images of this node in the registry: the longest unused ones beyond are deleted."""
-UNUSED_S: Final = 3_600.0
-"""A private image whose container did not start is deleted after so long."""
 _GIB: Final = 1 << 30
-
-
-class _Pushed(NamedTuple):
-    """An image in the registry: the name of its repository, and whether it is of a private container."""
-
-    name: str
-    is_private: bool
-    digest: bytes
 
 
 class ClusterWithRegistry(KubernetesBackend):
@@ -49,17 +36,18 @@ class ClusterWithRegistry(KubernetesBackend):
 
     def __init__(self, options: KubernetesOptions, node: bytes, folder: Path, registry: ImageRegistry) -> None:
         super().__init__(options, node, folder)
-        self._registry, self._pushed = registry, folder / "pushed"
+        self._registry, self._notes = registry, PushedNotes(folder / "pushed")
         self._image_bytes_max = options.disk_gib * _GIB
-
-    def _note(self, request: ContainerRequest) -> Path:
-        return self._pushed / f"{request.image.digest.hex()}-{request.archive.hex()}"
+        self._lock = trio.Lock()
+        """Held while notes change, and while an image is deleted that no note has a user of."""
+        self._needing: set[bytes] = set()
+        """Tasks that began to need an image in this life of the node."""
 
     def _placed(self, request: ContainerRequest) -> ContainerRequest:
         """Return the request with the place of its image in the registry. Raises ImageUnavailable."""
         if not request.archive:
             return request
-        pushed = _read_note(self._note(request))
+        pushed = self._notes.read(self._notes.path(request))
         if pushed is None:
             raise ImageUnavailable(f"{request.image.reference}: it is gone from the registry")
         return replace(request, image=Image(self._registry.repository(pushed.name), request.image.digest))
@@ -85,85 +73,87 @@ class ClusterWithRegistry(KubernetesBackend):
             raise ContainerRefused(f"{request.image.repository}: images there are for the tasks that brought them")
         return await super().check(request)
 
+    async def keep_image(self, task: bytes, request: ContainerRequest) -> None:
+        """Keep the image of a request for a task until its container has started (``KeepsImages``)."""
+        if not request.archive:
+            return
+        self._needing.add(task)
+        path, new = self._notes.path(request), _new(request)
+        async with self._lock:
+            await trio.to_thread.run_sync(self._notes.add_user, path, new, task)
+
     async def has_image(self, request: ContainerRequest) -> bool:
         """Whether the image of a request is in the registry (``LoadsImages``)."""
-        pushed = await trio.to_thread.run_sync(_read_note, self._note(request))
-        return pushed is not None and await self._registry.has(pushed.name, f"manifests/{request.image.name}")
+        pushed = await trio.to_thread.run_sync(self._notes.read, self._notes.path(request))
+        if pushed is None or not pushed.is_checked:
+            return False
+        return await self._registry.has(pushed.name, f"manifests/{request.image.name}")
 
     async def load(self, request: ContainerRequest, archive: Path) -> None:
         """Check an archive and push its image (``LoadsImages``)."""
         await self.check(request)
-        name = secrets.token_hex(16) if request.is_private else ARCHIVED
-        # Where it was pushed before, even in part: another name would leave an image that no note names.
-        known = await trio.to_thread.run_sync(_read_note, self._note(request))
-        pushed = known or _Pushed(name, request.is_private, request.image.digest)
+        path = self._notes.path(request)
         with await trio.to_thread.run_sync(archive.open, "rb") as file:
             image = await trio.to_thread.run_sync(checked_archive, request, file, self._image_bytes_max)
-            # Noted first: what a node that is killed has pushed is removed by its next life.
-            await trio.to_thread.run_sync(_write_note, self._note(request), pushed)
+            async with self._lock:
+                # Where it was pushed before, even in part: another name would leave an image that no note names.
+                known = await trio.to_thread.run_sync(self._notes.read, path)
+                pushed = replace(known or _new(request), is_checked=True)
+                # Noted first: what a node that is killed has pushed is removed by its next life.
+                await trio.to_thread.run_sync(self._notes.write, path, pushed)
             await self._registry.push(pushed.name, image, file)
-        await self._sweep_pushed()
 
     async def prepare(self, request: ContainerRequest, on_pull: OnPull) -> None:
         """Bring the image to a machine of the cluster (``ContainerBackend``)."""
         await super().prepare(await trio.to_thread.run_sync(self._placed, request), on_pull)
 
     async def start(self, task: bytes, request: ContainerRequest) -> None:
-        """Start the container; its private image leaves the registry then (``ContainerBackend``)."""
+        """Start the container; its private image leaves the registry with the last such start."""
         await super().start(task, await trio.to_thread.run_sync(self._placed, request))
-        if request.archive and request.is_private:
-            await self._remove_pushed(self._note(request))
+        await self._release(task)
+
+    async def remove(self, task: bytes) -> None:
+        """Remove the container, and its private image if no other task needs it (``ContainerBackend``)."""
+        try:
+            await super().remove(task)
+        finally:
+            with trio.CancelScope(shield=True):  # bounded by the registry's own limit
+                await self._release(task)
 
     async def sweep(self, kept: frozenset[bytes]) -> int:
         """Remove what no kept task needs (``ContainerBackend``)."""
-        await self._sweep_pushed()
+        async with self._lock:
+            await trio.to_thread.run_sync(self._notes.drop_users, kept | self._needing)
+        await self._remove_unneeded()
         return await super().sweep(kept)
 
-    async def _sweep_pushed(self) -> None:
-        for note in await trio.to_thread.run_sync(_unused, self._pushed):
-            await self._remove_pushed(note)
+    async def _release(self, task: bytes) -> None:
+        """Forget that a task needs its image."""
+        self._needing.discard(task)
+        async with self._lock:
+            await trio.to_thread.run_sync(self._notes.drop_user, task)
+        await self._remove_unneeded()
 
-    async def _remove_pushed(self, note: Path) -> None:
-        pushed = await trio.to_thread.run_sync(_read_note, note)
+    async def _remove_unneeded(self) -> None:
+        for path, _ in await trio.to_thread.run_sync(self._notes.unneeded):
+            async with self._lock:
+                # Looked at again: somebody may need it by now.
+                left = dict(await trio.to_thread.run_sync(self._notes.unneeded))
+                if path in left:
+                    await self._remove_pushed(path, left[path])
+
+    async def _remove_pushed(self, path: Path, pushed: PushedImage | None) -> None:
         try:
-            if pushed is not None and not await self._registry.remove(pushed.name, pushed.digest):
+            is_last = pushed and not await trio.to_thread.run_sync(self._notes.is_shared, path, pushed)
+            if pushed and is_last and not await self._registry.remove(pushed.name, pushed.digest):
                 _log.warning("the registry does not delete images", registry=self._registry.place)
         except EngineUnavailable as error:  # tried again by the next sweep
             _log.warning("an image could not be deleted", error=str(error))
             return
-        await trio.to_thread.run_sync(lambda: note.unlink(missing_ok=True))
+        await trio.to_thread.run_sync(partial(path.unlink, missing_ok=True))
 
 
-def _write_note(path: Path, pushed: _Pushed) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps([pushed.name, pushed.is_private, pushed.digest.hex()]))
-    new.replace(path)
-
-
-def _read_note(path: Path) -> _Pushed | None:
-    """Return what a note says, and note that it was used."""
-    try:
-        name, is_private, digest = json.loads(path.read_text())
-        os.utime(path)
-        return _Pushed(str(name), bool(is_private), bytes.fromhex(digest))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _unused(folder: Path) -> list[Path]:
-    """Return the notes of images that nobody needs: old private ones, and public ones beyond the limit."""
-    found: list[tuple[float, Path, bool]] = []
-    for path in folder.glob("*-*"):
-        try:
-            at = path.stat().st_mtime
-        except FileNotFoundError:  # its container has started meanwhile
-            continue
-        try:
-            is_private = bool(json.loads(path.read_text())[1])
-        except (OSError, ValueError, IndexError, TypeError):
-            is_private = True
-        found.append((at, path, is_private))
-    old = [path for at, path, is_private in found if is_private and at < time.time() - UNUSED_S]
-    public = sorted((at, path) for at, path, is_private in found if not is_private)
-    return old + [path for _, path in public[: max(0, len(public) - IMAGES_KEPT)]]
+def _new(request: ContainerRequest) -> PushedImage:
+    """Return where an image is to be pushed: a private one where nobody can guess it."""
+    name = secrets.token_hex(16) if request.is_private else ARCHIVED
+    return PushedImage(name, request.is_private, request.image.digest)
