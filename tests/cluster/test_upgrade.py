@@ -26,7 +26,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     with network(tmp_path_factory.mktemp("upgrade"), *options) as made:
         made.start()
         made.wait_up()
-        # The old one runs before there is a block: else it might hear of version 2 with the block at which it stops.
+        # The old one runs before there is a block: else it might hear of version 2 with the block where it stops.
         made.verb("restart", OLD)
         made.wait_up()
         for name in KNOWING:  # there is no block without three of them: nobody is jailed for having started late
