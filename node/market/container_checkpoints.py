@@ -37,7 +37,13 @@ from tasks.ledger.checkpoint_transitions import CHECKPOINT_TASK, MISS_CHECKPOINT
 from tasks.ledger.records import load_spec, load_task
 from tasks.spec import JobSpec, container_of
 
-__all__ = ["CheckpointNote", "ContainerCheckpoints", "decode_checkpoint_note", "encode_checkpoint_note"]
+__all__ = [
+    "CheckpointMissed",
+    "CheckpointNote",
+    "ContainerCheckpoints",
+    "decode_checkpoint_note",
+    "encode_checkpoint_note",
+]
 
 _log = structlog.get_logger("containers")
 
@@ -80,6 +86,10 @@ def decode_checkpoint_note(data: bytes) -> CheckpointNote:
             return CheckpointNote(time_ms, leaving == 1, tuple(blobs))
         case _:
             raise DecodeError("not the note of a checkpoint")
+
+
+class CheckpointMissed(Exception):
+    """The chain was told that the checkpoint cannot be had: this machine has left the task (R156)."""
 
 
 class ContainerCheckpoints:
@@ -246,32 +256,44 @@ class ContainerCheckpoints:
     async def bring(self, task: bytes, *, may_miss: bool) -> None:
         """Fetch and unpack the checkpoint that a container begins with.
 
-        One that nobody serves, or that is no folder which fits its disk (R149), is missed on chain while that is
-        possible (R105). Raises InputUnavailable, and OSError where this machine has no room for it.
+        Of one that nobody serves, or that is no folder which fits its disk (R149), the chain is told where that is
+        possible: this machine leaves the task, and another one tries (R156). That raises CheckpointMissed. Raises
+        InputUnavailable, and OSError where this machine has no room for it.
         """
         place = self._backend.folder(task) / RESTORED
         # It has its name when it is whole: a node that is killed meanwhile must not start with half of it.
         made = place.with_name(f"{RESTORED}.new")
-        while True:
-            for folder in (place, made):
-                await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-            found = load_checkpoints(self._ledger.store, task)
-            wanted = found.wanted
-            if wanted is None or not wanted.blob:
-                return
-            try:
-                await self._fetch(task, wanted, made)
-                await trio.to_thread.run_sync(made.rename, place)
-            except (InputUnavailable, ArchiveInvalid, StreamInvalid) as error:
-                if not may_miss:
-                    raise InputUnavailable(f"the checkpoint: {error}") from None
-                _log.warning("a checkpoint cannot be had", task=task, blob=wanted.blob, error=str(error))
-                await self._wallet.send(MISS_CHECKPOINT, [task, wanted.blob])
-                continue
-            self.restored += 1
+        for folder in (place, made):
+            await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+        wanted = load_checkpoints(self._ledger.store, task).wanted
+        if wanted is None or not wanted.blob:
             return
+        part = container_of(load_spec(self._ledger.store, task))
+        key = await self._seals.checkpoint_key(task, part)  # without it any checkpoint would seem broken
+        try:
+            await self._fetch(task, wanted)
+            await trio.to_thread.run_sync(self._open, wanted, made, key, part.storage.disk_mib << 20)
+            await trio.to_thread.run_sync(made.rename, place)
+        except (InputUnavailable, ArchiveInvalid, StreamInvalid) as error:
+            if not may_miss:
+                raise InputUnavailable(f"the checkpoint: {error}") from None
+            await self._miss(task, wanted.blob, str(error))
+            raise CheckpointMissed(str(error)) from None
+        self.restored += 1
 
-    async def _fetch(self, task: bytes, wanted: Stored, place: Path) -> None:
+    async def miss_late(self, task: bytes) -> bool:
+        """Tell the chain that a checkpoint did not come in time; return whether that was what was waited for."""
+        wanted = load_checkpoints(self._ledger.store, task).wanted
+        if wanted is None or not wanted.blob or self.is_restored(task):
+            return False
+        await self._miss(task, wanted.blob, "not here in time")
+        return True
+
+    async def _miss(self, task: bytes, blob: bytes, why: str) -> None:
+        _log.warning("a checkpoint cannot be had", task=task, blob=blob, error=why)
+        await self._wallet.send(MISS_CHECKPOINT, [task, blob])
+
+    async def _fetch(self, task: bytes, wanted: Stored) -> None:
         requester = load_task(self._ledger.store, task).requester
         supply = Supply(
             lambda: self._inputs.peers(wanted.worker, requester, *self._inputs.keepers(task)), tries=FETCH_TRIES
@@ -279,9 +301,6 @@ class ContainerCheckpoints:
         await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
         if not await trio.to_thread.run_sync(self._blobs.is_whole, wanted.blob):  # a drive has damaged it here
             await self._inputs.obtain(wanted.blob, supply, wanted.size_bytes)
-        part = container_of(load_spec(self._ledger.store, task))
-        key = await self._seals.checkpoint_key(task, part)
-        await trio.to_thread.run_sync(self._open, wanted, place, key, part.storage.disk_mib << 20)
 
     def _open(self, wanted: Stored, place: Path, key: RunKey | None, disk_limit_bytes: int) -> None:
         """Unpack a checkpoint. Raises StreamInvalid, ArchiveInvalid, OSError."""

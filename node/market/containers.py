@@ -24,7 +24,7 @@ from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.cluster_offers import ClusterOffers
 from node.market.container_attendance import Attendance
 from node.market.container_backends import backend_of
-from node.market.container_checkpoints import ContainerCheckpoints
+from node.market.container_checkpoints import CheckpointMissed, ContainerCheckpoints
 from node.market.container_egress import ContainerEgress
 from node.market.container_files import ContainerFiles, ContainerNote
 from node.market.container_images import ContainerImages
@@ -382,7 +382,7 @@ class Containers:
         await trio.to_thread.run_sync(self.logs.forget, task)
         left_s = max(0, duty.deadline_ms - self._ledger.head().steady_ms) / 1000
         reason, why = Reason.JOB_UNFIT, "not ready in time"
-        with trio.move_on_after(PREPARE_SHARE * left_s):
+        with trio.move_on_after(PREPARE_SHARE * left_s) as waiting:
             try:
                 stands = partial(self._stands, task, Action.START)
                 await work_while(self._ledger, stands, partial(self._bring, task, spec, may_miss=True))
@@ -390,12 +390,18 @@ class Containers:
                 request = request_of(spec, spec.schedule.total_steps)
                 why = await self.offers.lack(task, request) or ""
                 reason = Reason.JOB_UNFIT if why else Reason.STARTED
+            except (CheckpointMissed, Abandoned):  # it is another machine's task now
+                await self._part(task)
+                raise Abandoned from None
             except (ImageUnavailable, DigestMismatch, InputUnavailable) as error:
                 reason, why = Reason.INPUT_UNAVAILABLE, str(error)
             except DAMAGE:
                 raise
             except (DekubeError, OSError) as error:
                 why = str(error)
+        if waiting.cancelled_caught and await self.checkpoints.miss_late(task):
+            await self._part(task)
+            raise Abandoned
         if reason is not Reason.STARTED:
             await self._give_up(task, reason, why)
         await self._wallet.send(START_TASK, [task, digest(b"machine", self._wallet.address)])
@@ -403,17 +409,18 @@ class Containers:
     async def _bring(self, task: bytes, spec: JobSpec, *, may_miss: bool) -> None:
         supply, live = supply_of(self._ledger.store, self._inputs, task), self.live(task)
         request = await self._request(task, spec, spec.schedule.total_steps)
+        self._ready.discard(task)
+        await clear_folder(self._backend, task, container_of(spec))
+        live.stage = "inputs"
+        await self.checkpoints.bring(task, may_miss=may_miss)  # first: who cannot have it has fetched nothing else
         live.stage = "pulling"
         await self._images.bring(task, container_of(spec), request, supply, live)
         live.stage = "inputs"
-        self._ready.discard(task)
-        await clear_folder(self._backend, task, container_of(spec))
         for number, mount in enumerate(container_of(spec).storage.mounts):
             await self._inputs.obtain(mount.blob, supply, mount.size_bytes)
             key = await self._seals.mount_key(task, number, mount)
             place, source = self._backend.input_path(task, number), self._blobs.path(mount.blob)
             await trio.to_thread.run_sync(put_mount, source, place, mount, key)
-        await self.checkpoints.bring(task, may_miss=may_miss)
         await self._backend.make_disk(task, request)
         self._ready.add(task)
 

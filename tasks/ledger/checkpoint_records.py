@@ -11,13 +11,17 @@ from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 
-__all__ = ["RUNS_KEPT", "Checkpoints", "Run", "Stored", "load_checkpoints", "save_checkpoints"]
+__all__ = ["RUNS_KEPT", "WORDS_NEEDED", "Checkpoints", "Run", "Stored", "load_checkpoints", "save_checkpoints"]
 
-CHECKPOINTS_LIMIT_BYTES: Final = 1_024
+CHECKPOINTS_LIMIT_BYTES: Final = 1_152
 RUNS_KEPT: Final = 16
 """The last machines of a container of which the record tells."""
 MISSED_MAX: Final = 3
 """Checkpoints of which the record tells."""
+WORDS_NEEDED: Final = 2
+"""So many machines in turn have to say that a checkpoint cannot be had (R156)."""
+DOUBTERS_MAX: Final = WORDS_NEEDED * MISSED_MAX
+"""Machines that may say so before one starts."""
 _TASK: Final = bytes([Table.TASK])
 _CHECKPOINT_PART: Final = b"\x05"
 
@@ -46,8 +50,9 @@ class Checkpoints(NamedTuple):
     two checkpoints, ``base`` the one that the last run began with. ``covered_s`` seconds of that run are stored.
     ``closing`` of the pay of the machine of ``latest``, for ``closing_s`` seconds, waits for what follows on it;
     ``open`` is the last machine's, and waits for the next checkpoint. ``prepared`` waits for the preparation that
-    run ``prepared_run``, from 1, has earned. ``missed`` checkpoints could not be had by the machine that prepares.
-    ``gone`` runs are no longer in ``runs``.
+    run ``prepared_run``, from 1, has earned. Of ``missed`` checkpoints
+    enough machines have said that they cannot have them, of the next one ``doubted`` have. The ``doubters`` are not
+    matched before others were. ``gone`` runs are no longer in ``runs``.
     """
 
     until_ms: int = 0
@@ -61,12 +66,14 @@ class Checkpoints(NamedTuple):
     prepared: int = 0
     prepared_run: int = 0
     missed: int = 0
+    doubted: int = 0
+    doubters: tuple[bytes, ...] = ()
     gone: int = 0
     runs: tuple[Run, ...] = ()
 
     @property
     def wanted(self) -> Stored | None:
-        """The checkpoint that the next machine begins with, but for those that it could not have."""
+        """The checkpoint that the next machine begins with, but for those that cannot be had."""
         known = list(dict.fromkeys(one for one in (self.latest, self.before, self.base) if one is not None))
         return known[self.missed] if self.missed < len(known) else None
 
@@ -96,13 +103,15 @@ def load_checkpoints(state: Reader, task: bytes) -> Checkpoints:
 
 
 def _checkpoints(value: Any) -> Checkpoints:
-    until_ms, latest, before, base, *numbers, runs = items_of(value, int, list, list, list, *[int] * 8, list)
-    covered_s, closing, closing_s, open_, prepared, prepared_run, missed, gone = numbers
+    until_ms, latest, before, base, *numbers, doubters, gone, runs = items_of(
+        value, int, list, list, list, *[int] * 8, list, int, list
+    )
+    covered_s, closing, closing_s, open_, prepared, prepared_run, missed, doubted = numbers
     found = Checkpoints(
         until_ms, _stored(latest), _stored(before), _stored(base), covered_s, closing, closing_s, open_, prepared,
-        prepared_run, missed, gone, tuple(map(_run, runs)),
+        prepared_run, missed, doubted, tuple(map(_doubter, doubters)), gone, tuple(map(_run, runs)),
     )  # fmt: skip
-    if not 0 <= found.missed <= MISSED_MAX:
+    if not (0 <= missed <= MISSED_MAX and 0 <= doubted < WORDS_NEEDED and len(doubters) <= DOUBTERS_MAX):
         raise DecodeError("not the checkpoints of a container")
     return found
 
@@ -114,6 +123,12 @@ def _stored(value: list[Any]) -> Stored | None:
     if len(blob) not in (0, HASH_BYTES) or len(worker) != ADDRESS_BYTES:
         raise DecodeError("not a checkpoint")
     return Stored(blob, size_bytes, seconds, worker)
+
+
+def _doubter(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != ADDRESS_BYTES:
+        raise DecodeError("not the address of a machine")
+    return value
 
 
 def _run(value: Any) -> Run:
@@ -128,5 +143,7 @@ def save_checkpoints(state: Overlay, task: bytes, found: Checkpoints) -> None:
     gone = max(0, len(found.runs) - RUNS_KEPT)
     stored: list[Value] = [[] if one is None else list(one) for one in found[1:4]]
     runs: list[Value] = [list(run) for run in found.runs[gone:]]
-    value: list[Value] = [found.until_ms, *stored, *found[4:-2], found.gone + gone, runs]
+    value: list[Value] = [
+        found.until_ms, *stored, *found[4:-3], list(found.doubters), found.gone + gone, runs,
+    ]  # fmt: skip
     state.put(_TASK + task + _CHECKPOINT_PART, encode(value))

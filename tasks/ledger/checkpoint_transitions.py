@@ -1,4 +1,4 @@
-"""The transactions about checkpoints of containers (market.md R103, R105)."""
+"""The transactions about checkpoints of containers (market.md R103, R105, R156)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from state.view import Overlay
 from tasks.errors import NotYours
 from tasks.kinds.container import CHECKPOINT_BYTES_MAX, SECONDS_MAX
 from tasks.ledger import registration
-from tasks.ledger.checkpoints import miss_checkpoint
 from tasks.ledger.metering import require_metered, store_checkpoint
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
-from tasks.ledger.progress import refuse_checkpoint
+from tasks.ledger.progress import miss_checkpoint, refuse_checkpoint
 
 __all__ = ["CHECKPOINT_TASK", "MISS_CHECKPOINT", "checkpoint_rules"]
 
@@ -107,7 +106,7 @@ def checkpoint_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     own: tuple[Rule[Any], ...] = (
         # What waits is paid, to relays too, and seconds are counted.
         Rule(CHECKPOINT_TASK, "checkpoint_task", 500_000, _decode_named, lambda _: 0, rules.store),
-        # Of a requester: the loss of a machine, or the end of the task.
+        # The loss of a machine, or of a requester the end of the task.
         Rule(MISS_CHECKPOINT, "miss_checkpoint", 500_000, _decode_missed, lambda _: 0, rules.miss),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

@@ -15,7 +15,14 @@ from state.primitives.hashing import ZERO_HASH
 from state.primitives.receipts import EventType
 from tasks.errors import MeterMismatch, WrongPhase
 from tasks.ledger import registry
-from tasks.ledger.checkpoint_records import Checkpoints, Run, Stored, load_checkpoints, save_checkpoints
+from tasks.ledger.checkpoint_records import (
+    WORDS_NEEDED,
+    Checkpoints,
+    Run,
+    Stored,
+    load_checkpoints,
+    save_checkpoints,
+)
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.meter_records import MeterRecord, load_meter, save_meter
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
@@ -35,16 +42,17 @@ __all__ = [
     "SECONDS_LOST",
     "begin_run",
     "count_seconds",
+    "doubt_checkpoint",
     "has_stored",
     "leave_to_requester",
     "lose_unstored",
-    "miss_checkpoint",
     "name_checkpoint",
     "note_match",
     "pay_closing",
     "pay_open",
     "pay_what_waits",
     "prepare_run",
+    "readmit",
     "refusal_ms",
     "stays_until_ms",
 ]
@@ -77,13 +85,14 @@ def note_match(case: Case, until_ms: int) -> None:
     """Keep what the machine of a container had offered as it was matched: a later change does not count."""
     if case.record.is_metered:
         found = load_checkpoints(case.state, case.record.id)
-        save_checkpoints(case.state, case.record.id, found._replace(until_ms=until_ms, missed=0))
+        save_checkpoints(case.state, case.record.id, found._replace(until_ms=until_ms))
 
 
-def miss_checkpoint(case: Case, blob: bytes) -> None:
-    """Note that the machine that prepares cannot have a checkpoint: it begins with the one before, or anew (R105).
+def doubt_checkpoint(case: Case, blob: bytes) -> None:
+    """Note that the machine that prepares says that a checkpoint cannot be had (R156).
 
-    Raises WrongPhase, MeterMismatch.
+    With ``WORDS_NEEDED`` of them it is missed: the next machine begins with the one before, or anew (R105). The
+    machine leaves the task. Raises WrongPhase, MeterMismatch.
     """
     if case.record.phase != Phase.PREPARING:
         raise WrongPhase(case.record.phase.name.lower())
@@ -91,7 +100,23 @@ def miss_checkpoint(case: Case, blob: bytes) -> None:
     wanted = found.wanted
     if wanted is None or wanted.blob != blob or not blob:
         raise MeterMismatch("the container does not begin with this checkpoint")
-    save_checkpoints(case.state, case.record.id, found._replace(missed=found.missed + 1))
+    is_missed = found.doubted + 1 == WORDS_NEEDED
+    doubters = tuple(one for one in found.doubters if one != case.record.worker)
+    found = found._replace(
+        missed=found.missed + is_missed, doubted=0 if is_missed else found.doubted + 1,
+        doubters=(*doubters, case.record.worker),
+    )  # fmt: skip
+    save_checkpoints(case.state, case.record.id, found)
+
+
+def readmit(case: Case) -> bool:
+    """Let machines come back that could not have a checkpoint; tell whether there were any (R156)."""
+    found = load_checkpoints(case.state, case.record.id)
+    if not found.doubters:
+        return False
+    case.change(excluded=tuple(one for one in case.record.excluded if one not in found.doubters))
+    save_checkpoints(case.state, case.record.id, found._replace(doubters=()))
+    return True
 
 
 def begin_run(case: Case) -> None:
@@ -99,6 +124,7 @@ def begin_run(case: Case) -> None:
 
     Else it waits for the first checkpoint of this run: until then the requester may refuse what it goes on from.
     """
+    readmit(case)
     found = load_checkpoints(case.state, case.record.id)
     wanted = found.wanted
     if found.latest is not None and found.missed:
@@ -107,7 +133,7 @@ def begin_run(case: Case) -> None:
     save_checkpoints(
         case.state, case.record.id,
         found._replace(
-            latest=wanted, base=wanted, covered_s=0, open=0, missed=0,
+            latest=wanted, base=wanted, covered_s=0, open=0, missed=0, doubted=0,
             runs=(*found.runs, Run(case.record.worker, 0, 0)),
         ),
     )  # fmt: skip

@@ -330,6 +330,8 @@ class Reason(IntEnum):
     """The machine itself has seen that somebody read or changed the memory or the files of the container."""
     CHECKPOINT_REFUSED = 81
     """The requester says that what the machine has stored holds no work (R137)."""
+    CHECKPOINT_MISSED = 82
+    """The machine that prepared says that it cannot have the checkpoint (R156)."""
     OUTPUT_SEALED = 70
     """The container has ended, and its machine has sealed its output (R114)."""
     OUTPUT_DIFFERS = 71

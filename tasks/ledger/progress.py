@@ -15,11 +15,13 @@ from tasks.ledger import registry, reputation
 from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.checkpoints import (
+    doubt_checkpoint,
     has_stored,
     leave_to_requester,
     lose_unstored,
     note_match,
     pay_what_waits,
+    readmit,
     refusal_ms,
     stays_until_ms,
 )
@@ -82,6 +84,7 @@ __all__ = [
     "is_funded",
     "leave_book",
     "lose_worker",
+    "miss_checkpoint",
     "new_search",
     "on_task_due",
     "part_silently",
@@ -470,6 +473,19 @@ def go_on_elsewhere(case: Case) -> None:
     lose_worker(case, Reason.CONTAINER_AGAIN)
 
 
+def miss_checkpoint(case: Case, blob: bytes) -> None:
+    """Part with a machine that prepares and cannot have the checkpoint: no mark, no pause, no try (R156).
+
+    Others are asked first. It is matched again once one has started, or where a search finds none. Raises
+    WrongPhase, MeterMismatch.
+    """
+    doubt_checkpoint(case, blob)
+    exclude(case, case.record.worker)
+    lose_worker(case, Reason.CHECKPOINT_MISSED)
+    if case.record.phase == Phase.DEGRADED:  # so few say so before one starts that it may prolong the search
+        new_search(case)
+
+
 def refuse_checkpoint(case: Case, blob: bytes) -> None:
     """Burn what waits for a container's checkpoint, or for its end, which its requester refuses (R137 to R139).
 
@@ -486,6 +502,7 @@ def refuse_checkpoint(case: Case, blob: bytes) -> None:
         count_to_now(case)
     is_blamed = refuse_stored(case, blob)
     if not is_running:
+        readmit(case)  # what they could not have may be what is refused
         return
     if is_blamed:
         exclude(case, record.worker)
@@ -652,6 +669,8 @@ def on_task_due(case: Case) -> None:
             case.change(deadline_ms=case.now + case.parameters.window_extra_ms)
         case Phase.RUNNING:
             blame_worker(case, Reason.WINDOW_TIMEOUT)
+        case Phase.DEGRADED if case.record.is_metered and readmit(case):
+            new_search(case)
         case Phase.DEGRADED:
             _pause(case, Reason.NO_REPLACEMENT)
         case Phase.PAUSED:

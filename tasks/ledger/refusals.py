@@ -62,7 +62,7 @@ def refuse_stored(case: Case, name: bytes) -> bool:
         found = _burn(case, found, found.last, found.open, open_s, is_open=True)._replace(open=0)
     elif case.record.phase == Phase.RUNNING:
         found = pay_open(case, found)
-    found = found._replace(latest=refused.latest, before=refused.before, base=refused.base)
+    found = found._replace(latest=refused.latest, before=refused.before, base=refused.base, missed=0, doubted=0)
     save_checkpoints(case.state, task, found)
     return refused.open
 

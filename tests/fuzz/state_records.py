@@ -293,6 +293,8 @@ def state_records(
                     10**15,
                     3,
                     1,
+                    1,
+                    (b"w" * 20, b"v" * 20),
                     2,
                     (checkpoint_records.Run(b"w" * 20, 60, 5),),
                 ),

@@ -25,7 +25,7 @@ from tasks.executor.containers.docker import DockerBackend
 from tasks.executor.containers.docker import DockerOptions as EngineOptions
 from tasks.kinds.container import Checkpoint, ContainerPart, Image, Metering, Process, Storage
 from tasks.ledger.checkpoint_records import Checkpoints, load_checkpoints
-from tasks.ledger.lifecycle import ENDED, Phase
+from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.meter_records import MeterRecord, load_meter
 from tasks.ledger.records import TaskRecord, load_task
 from tasks.ledger.transitions import CREATE_TASK, REGISTER_NODE, node_payload, task_id_of
@@ -205,6 +205,36 @@ async def test_an_owner_takes_its_machine_back_and_the_job_goes_on_elsewhere(
         gone = await turns(owners, task, 1, is_sudden=True)
         await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=120)
         check_bill(owners, task, gone, 14)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+async def test_two_machines_say_that_a_checkpoint_cannot_be_had_before_a_third_begins_without_it(
+    world: World, lent: EngineMachine
+) -> None:
+    owners = Owners(world, lent, 4)
+    async with trio.open_nursery() as nursery:
+        await owners.start(nursery)
+        task = await owners.post(12)
+        gone = await turns(owners, task, 1, is_sudden=True)
+        latest, copies = owners.stored(task).latest, owners.requester.network.blobs
+        assert latest is not None and copies is not None
+        copies.remove(latest.blob)
+        reasons: list[Reason] = []
+
+        def is_begun() -> bool:
+            record = owners.record(task)
+            if record.phase is Phase.DEGRADED and record.vain_offers > len(reasons):
+                reasons.append(Reason(record.reason))
+            return record.phase is Phase.RUNNING
+
+        await world.mint_until(is_begun, timeout_s=240)
+        found = owners.stored(task)
+        assert reasons[-2:] == [Reason.CHECKPOINT_MISSED] * 2
+        assert found.latest is None and [run.worker for run in found.runs[:-1]] == gone
+        assert owners.record(task).excluded == tuple(gone), "both may come back"
+        await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=120)
         nursery.cancel_scope.cancel()
 
 

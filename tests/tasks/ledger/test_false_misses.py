@@ -165,7 +165,7 @@ def test_n77_the_same_machine_says_it_twice_only_where_no_other_comes() -> None:
 
 def test_n77_a_machine_that_comes_late_has_its_say_before_the_first_one_again() -> None:
     world = hosts(2)
-    task, first = left_behind(world)
+    task, _ = left_behind(world)
     lone = accepted(world, task)
     assert miss(world, lone, task, LAST) is None
     block_until(world, QUICK.replace_ms // 2)

@@ -332,6 +332,9 @@ def play_containers() -> None:
         world.block()
     assert world.send(other, transitions.ACCEPT_TASK, [task, 0]) is None
     assert containers.miss(world, other, task, b"\2" * 32) is None
+    while not (other := world.task(task).worker):
+        world.block()
+    assert world.send(other, transitions.ACCEPT_TASK, [task, 0]) is None
     assert world.send(other, transitions.START_TASK, [task, b"m" * 32]) is None
     assert containers.store(world, other, task, 1, b"\3" * 32) == "meter_ahead"
     world.block(61_000)
