@@ -51,8 +51,8 @@ class Checkpoints(NamedTuple):
     ``closing`` of the pay of the machine of ``latest``, for ``closing_s`` seconds, waits for what follows on it;
     ``open`` is the last machine's, and waits for the next checkpoint. ``prepared`` waits for the preparation that
     run ``prepared_run``, from 1, has earned. Of ``missed`` checkpoints
-    enough machines have said that they cannot have them, of the next one ``doubted`` have. The ``doubters`` are not
-    matched before others were. ``gone`` runs are no longer in ``runs``.
+    enough machines have said that they cannot have them, of the next one ``doubted`` have. The ``doubters`` are
+    not matched before others were. ``gone`` runs are no longer in ``runs``.
     """
 
     until_ms: int = 0
