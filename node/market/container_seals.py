@@ -51,6 +51,7 @@ __all__ = [
 
 _log = structlog.get_logger("containers")
 
+_NO_KEY: Final = "the key of the task: neither its requester's node nor who holds shares of it hands it on"
 PIN: Final = "secrets"
 PIECE_BYTES: Final = 1 << 20
 REASON_BYTES_MAX: Final = 400
@@ -113,15 +114,15 @@ class ContainerSeals:
         self._keys, self._inputs, self._blobs = keys, inputs, blobs
 
     async def lack_of_key(self, task: bytes) -> str:
-        """Return that the key of a sealed container cannot be had, or is another one; else an empty text."""
-        if self._keys.sealed(task) is None or await self._keys.obtain(task):
+        """Return that the key of a sealed container cannot be had in time, or is wrong; else an empty text."""
+        if self._keys.sealed(task) is None or await self._keys.obtain_in_time(task):
             return ""
-        return "the key of the task: neither its requester's node nor who holds shares of it hands it on"
+        return _NO_KEY
 
     async def _key(self, task: bytes) -> RunKey:
         """Return the key of a task. Raises InputUnavailable."""
         if not await self._keys.obtain(task):
-            raise InputUnavailable(await self.lack_of_key(task))
+            raise InputUnavailable(_NO_KEY)
         run = self._keys.run(task)
         key = await trio.to_thread.run_sync(self._keys.task_key, task)
         if key is None or run != self._keys.run(task):

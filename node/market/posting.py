@@ -165,9 +165,9 @@ def follow(
 NEXT: Final = {
     "matching": "the task waits for a machine (dekube worker list shows who there is)",
     "degraded": "its worker is gone: another one is looked for, and goes on after the last final window",
-    "paused": "nobody works on it: `dekube task resume` looks for another machine (never one that has lost or "
-    "left this task), `dekube task cancel` ends it and pays what is proved; it fails by itself when the pause is "
-    "over",
+    "paused": "nobody works on it: `dekube task resume` looks for another machine, and asks those again that "
+    "turned the task down, `dekube task cancel` ends it and pays what is proved; it fails by itself when the "
+    "pause is over",
 }
 """What follows on phases in which a task waits for somebody."""
 

@@ -76,6 +76,10 @@ METHOD_WINDOW_KEYS: Final = "window keys"
 ASKED_BYTES_MAX: Final = 128
 ANSWER_BYTES_MAX: Final = 64 * 1024
 ASK_S: Final = 5.0
+ASK_PAUSE_S: Final = 2.0
+"""Between two questions for the key of one task."""
+ASK_SHARE: Final = 1 / 2
+"""Of the time until a task must be accepted that its key is asked for."""
 """How long one node may take to answer; the next one is asked then."""
 TASKS_HELD_MAX: Final = 16
 """Tasks whose keys are held in memory; each has up to 10,000 hashes."""
@@ -331,6 +335,19 @@ class TaskKeys:
         return has_duty and record.phase not in ENDED
 
     # Asking
+
+    async def obtain_in_time(self, task: bytes) -> bool:
+        """Have the key as ``obtain``, in half of the time until the task must be accepted; ask once at least.
+
+        Who has the key may be slow or start again, and a machine that leaves a task is not offered it again.
+        """
+        left_ms = load_task(self._ledger.store, task).deadline_ms - self._ledger.head().steady_ms
+        until = trio.current_time() + ASK_SHARE * left_ms / 1000
+        while not await self.obtain(task):
+            if trio.current_time() + ASK_PAUSE_S > until:
+                return False
+            await trio.sleep(ASK_PAUSE_S)
+        return True
 
     async def obtain(self, task: bytes) -> bool:
         """Have the key of a task from its requester's node or from shares, and keep it; return whether it is here.

@@ -146,7 +146,9 @@ class Worker:
             room = await trio.to_thread.run_sync(self._lack_of_room, task, spec)
             lack, reason = room or self._lack_of_funds(spec, duty), Reason.JOB_UNFIT
         if not lack:
-            lack, reason = await self._lack_of_key(task), Reason.INPUT_UNAVAILABLE
+            is_offered = partial(self._is_at, task, Action.ACCEPT)
+            lack = await work_while(self._ledger, is_offered, partial(self._lack_of_key, task))
+            reason = Reason.INPUT_UNAVAILABLE
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1
@@ -156,7 +158,7 @@ class Worker:
 
     async def _lack_of_key(self, task: bytes) -> str:
         """Return that the key of a private task cannot be obtained, or is another one; else an empty text."""
-        if self._keys.terms(task) is None or await self._keys.obtain(task):
+        if self._keys.terms(task) is None or await self._keys.obtain_in_time(task):
             return ""
         return "the key of the task: neither its requester's node nor who holds shares of it hands it on"
 

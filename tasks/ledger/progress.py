@@ -145,11 +145,24 @@ def resume(case: Case) -> None:
     Raises WrongPhase.
     """
     if not is_aside(case):
+        is_left_alone = case.record.reason == Reason.NO_REPLACEMENT
         case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
+        if is_left_alone and not case.record.is_metered:
+            _take_back(case)
         if case.record.attempts >= case.parameters.attempts_max:
             case.change(attempts=0)
         new_search(case)
     case.change(match_at_ms=case.now, bid_height=case.scope.block.height)
+
+
+def _take_back(case: Case) -> None:
+    """Offer the task again to machines that only turned it down, for no other was found (R160)."""
+
+    def has_failed(machine: bytes) -> bool:
+        node = registry.load_node(case.state, machine)
+        return node is None or node.failures > 0
+
+    case.change(excluded=tuple(filter(has_failed, case.record.excluded)))
 
 
 def _put_off(case: Case) -> None:

@@ -299,7 +299,7 @@ def _why_not(
 _WHY: Final = {
     **{reason.code: reason.told for reason in REASONS.values()},
     "price": "above its highest price",
-    "left": "that has left this task, which is for ever",
+    "left": "that has left this task",
     "retiring": "retiring",
     "suspended": "switched off",
     "paused": "in a pause",

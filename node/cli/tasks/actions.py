@@ -175,9 +175,9 @@ def demand(
 def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
     """Search another worker for a paused task.
 
-    The task continues from its last final window. A machine that lost or left the task is never assigned
-    again. Without another machine, the task pauses again. The command warns about this before you pay the
-    fee.
+    The task continues from its last final window. A machine with failures that lost the task is never
+    assigned again. Other machines that left are asked again, but not for a container. If none takes the
+    task, it pauses again. The command warns about this before you pay the fee.
 
     It also ends the wait of a task whose inputs machines could not fetch.
 
@@ -218,8 +218,10 @@ def _tell_of_machines(client: Client, record: Task) -> None:
 
 def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) -> str:
     """Return why a machine is not offered a task before ``until_ms``; empty if it may be."""
-    if node["address"].lower() in {address.lower() for address in record["excluded"]}:
-        return "lost or left this task, which is for ever"
+    is_asked_again = record["reason"] == "no_replacement" and record["spec"]["kind"] != "container"
+    has_left = node["address"].lower() in {address.lower() for address in record["excluded"]}
+    if has_left and (node["failures"] or not is_asked_again):
+        return "lost or left this task"
     if node["status"] != "active":
         return str(node["status"])
     if int(node["price_per_tera_unit"]) > int(record["spec"]["max_price_per_tera_unit"]):

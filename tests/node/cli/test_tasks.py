@@ -58,7 +58,7 @@ class Requested:
         self.machines = machines
         self.groups: dict[bytes, Group] = {}
         self.bills: Any = None
-        spec = {"max_price_per_tera_unit": "100"}
+        spec = {"kind": "train", "max_price_per_tera_unit": "100"}
         self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": spec} | task
 
     def __enter__(self) -> Requested:
@@ -381,7 +381,7 @@ def test_custody_that_costs_more_than_the_work_is_refused_where_it_is_asked_for(
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     return {
         "address": address, "roles": ["compute"], "status": "active", "price_per_tera_unit": "100",
-        "cool_down_until_ms": 0, "match_from_ms": 0,
+        "cool_down_until_ms": 0, "match_from_ms": 0, "failures": int(address == LOST),
     } | fields  # fmt: skip
 
 
@@ -389,12 +389,13 @@ def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     ("machines", "told"),
     [
         ((machine(LOST), machine()), ""),
+        ((machine(LOST, failures=0),), ""),
         ((machine(cool_down_until_ms=NOW_MS + REPLACE_MS),), ""),
         ((machine(LOST),), "of 1 machine for compute none will take this task (1 lost or left this task"),
         ((), "of 0 machines"),
         ((machine(roles=["verify"]),), "of 0 machines"),
         ((machine(price_per_tera_unit="101"),), "1 above its price limit"),
-        ((machine(status="retiring"), machine(LOST)), "(1 lost or left this task, which is for ever, 1 retiring)"),
+        ((machine(status="retiring"), machine(LOST)), "(1 lost or left this task, 1 retiring)"),
         ((machine(match_from_ms=NOW_MS + REPLACE_MS + 1),), "1 in a longer pause after a fault"),
     ],
 )

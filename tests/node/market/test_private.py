@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from billing.escrow import Purpose
+from node.market import task_keys
 from node.market.key_shares import METHOD_KEEP_SHARE, METHOD_SHARE, ShareBook
 from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing, NotEntitled, TaskKeys
 from p2p.base.errors import RequestRefused
@@ -142,7 +143,10 @@ async def test_a_private_task_is_done_checked_and_kept_and_no_machine_stores_a_p
 
 
 @pytest.mark.parametrize("root", [None, b"k" * 32], ids=["its requester is off", "another root"])
-async def test_a_worker_declines_a_task_whose_key_it_cannot_have(world: World, root: bytes | None) -> None:
+async def test_a_worker_declines_a_task_whose_key_it_cannot_have(
+    world: World, root: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_keys, "ASK_SHARE", 0.01)
     worker, requester = Machine(world, 1, "compute"), Machine(world, 9, "relay")
     market = PrivateMarket(world, worker, Machine(world, 2, "verify"), requester)
     market.root = root
@@ -156,6 +160,32 @@ async def test_a_worker_declines_a_task_whose_key_it_cannot_have(world: World, r
         assert worker.duties is not None and worker.duties.market_events["task_declined"] == 1
         assert require_node(world.store, worker.wallet.address).bond == bond
         assert worker.network.blobs is not None and not worker.network.blobs.blobs(), "the key comes first"
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_a_worker_asks_again_for_the_key_of_a_requester_that_was_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_keys, "ASK_PAUSE_S", 0.2)
+    monkeypatch.setattr(task_keys, "ASK_S", 0.5)
+    worker, requester = Machine(world, 1, "compute"), Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, Machine(world, 2, "verify"), requester)
+    asked: list[bool] = []
+    obtain = TaskKeys.obtain
+
+    async def watched(keys: TaskKeys, task: bytes) -> bool:
+        asked.append(await obtain(keys, task))
+        return asked[-1]
+
+    monkeypatch.setattr(TaskKeys, "obtain", watched)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: len(asked) > 1)
+        await nursery.start(requester.run)
+        await world.mint_until(lambda: market.record.phase not in (Phase.MATCHING, Phase.ASSIGNED))
+        assert market.record.worker == worker.wallet.address and asked[:2] == [False, False] and asked[-1]
         nursery.cancel_scope.cancel()
     world.store.close()
 

@@ -5,17 +5,24 @@ served or with everything shown on chain in turn. In the other half an honest wo
 random elements or by one who moves at random. Each move is decoded from its bytes and judged as a validator does.
 A liar is slashed if its game ends against it (market.md 7.8), or if it falls silent and two drawn machines find
 what its challenger found.
+
+A run that was stopped goes on where it was, from ``build/disputes/tally.json``. Other code begins again.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any, Final
 
 from tasks.dispute.commitments import Question
@@ -25,19 +32,83 @@ from tests.tasks.dispute import test_game as games
 from tests.tasks.dispute.toys import Segment, influential
 
 GAMES: Final = 10_000
+STATE: Final = Path("build/disputes/tally.json")
+SAVED_EVERY: Final = 100
+"""Games between two writes of the state."""
+TICK_MS: Final = 0.01
+"""Times of moves are counted in steps of this."""
+_CODE: Final = ("state/primitives", "tasks/dispute", "tasks/programs", "tests/tasks/dispute")
+
+
+@dataclass
+class Count:
+    """What has come of the games so far. ``seed`` made the last of them."""
+
+    code: str = ""
+    seed: int = 0
+    liars: int = 0
+    challengers: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    ticks: dict[str, int] = field(default_factory=dict)
+    """How many moves took so many ticks to judge."""
+
+    @property
+    def games(self) -> int:
+        """Games that were played: the wrong side lost each."""
+        return self.liars + self.challengers
+
+    def judged(self, moves: Counter[int]) -> None:
+        """Add the moves of a game, by their ticks."""
+        for tick, times in moves.items():
+            self.ticks[str(tick)] = self.ticks.get(str(tick), 0) + times
+
+    def judge_ms(self) -> dict[str, float]:
+        """Return median and maximum of the times, each up to a tick too high."""
+        ticks = sorted((int(tick), times) for tick, times in self.ticks.items())
+        counted = list(accumulate(times for _, times in ticks))
+        middle, most = ticks[bisect_right(counted, counted[-1] // 2)][0], ticks[-1][0]
+        return {"median": round((middle + 1) * TICK_MS, 2), "max": round((most + 1) * TICK_MS, 2)}
+
+
+def _code() -> str:
+    root, hashed = Path(__file__).resolve().parents[3], blake2b(digest_size=16)
+    for folder in _CODE:
+        for path in sorted((root / folder).rglob("*.py")):
+            hashed.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def load(path: Path | None) -> Count:
+    """Return what an earlier run of this code has left, or a new count."""
+    code = _code()
+    if path is not None and path.exists():
+        found = Count(**json.loads(path.read_text()))
+        if found.code == code:
+            return found
+    return Count(code)
+
+
+def save(path: Path | None, count: Count) -> None:
+    """Write the count: a run that is killed meanwhile leaves the one before."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(asdict(count)))
+    os.replace(beside, path)
 
 
 class Judged:
-    """Plays moves as the rules do, and notes the processor time of each."""
+    """Plays moves as the rules do, and counts the processor time of each in ticks."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.ticks = Counter[int]()
 
     def __call__(self, question: Question, game: Game, side: Side, move: Move) -> Game:
         """Return the game after a move."""
         begun = time.process_time()
         game = play(question, game, side, move)
-        self.times.append(1000 * (time.process_time() - begun))
+        self.ticks[int(1000 * (time.process_time() - begun) / TICK_MS)] += 1
         return game
 
 
@@ -84,34 +155,44 @@ def _naming(random: Random, honest: Segment, question: Question) -> games.Player
     return move
 
 
-def tally(count: int = GAMES) -> dict[str, Any]:
-    """Play ``count`` games; return who lost them. Raises AssertionError where the honest side did."""
-    judged, endings, seed = Judged(), Counter[str](), 0
-    lost = Counter[str]()
-    vars(games)["play"] = judged
+def tally(games_max: int = GAMES, state: Path | None = None) -> dict[str, Any]:
+    """Play games until there are ``games_max``; return who lost them.
+
+    ``state`` is the file of an earlier run. Raises AssertionError where the honest side lost.
+    """
+    count = load(state)
     try:
-        while lost.total() < count:
-            seed += 1
-            is_liar = lost.total() % 2 == 0
-            played = _against_a_liar(seed) if is_liar else _against_the_honest(seed)
-            if played is None:
-                continue
-            game, silent = played
-            loser = silent if game.ending is None else game.ending.loser
-            wrong = Side.ACCUSED if is_liar else Side.CHALLENGER
-            if loser is not wrong:
-                raise AssertionError(f"the honest side of game {seed} lost: {game.ending}, silent {silent}")
-            who = "liar" if is_liar else "lying challenger"
-            lost[who] += 1
-            endings[f"{who}: {'silent' if game.ending is None else game.ending.name.lower()}"] += 1
+        while count.games < games_max:
+            _play_next(count)
+            if count.games % SAVED_EVERY == 0:
+                save(state, count)
     finally:
         vars(games)["play"] = play
+    save(state, count)
     return {
-        "games": lost.total(), "liars_lost": lost["liar"], "lying_challengers_lost": lost["lying challenger"],
-        "honest_sides_lost": 0, "endings": dict(sorted(endings.items())), "moves": len(judged.times),
-        "judge_ms": {"median": round(median(judged.times), 3), "max": round(max(judged.times), 3)},
+        "games": count.games, "liars_lost": count.liars, "lying_challengers_lost": count.challengers,
+        "honest_sides_lost": 0, "endings": dict(sorted(count.endings.items())),
+        "moves": sum(count.ticks.values()), "judge_ms": count.judge_ms(),
     }  # fmt: skip
 
 
+def _play_next(count: Count) -> None:
+    """Play the next game, if its seed makes one. Raises AssertionError where the honest side loses."""
+    judged, seed, is_liar = Judged(), count.seed + 1, count.games % 2 == 0
+    vars(games)["play"] = judged
+    played = _against_a_liar(seed) if is_liar else _against_the_honest(seed)
+    if played is not None:
+        game, silent = played
+        loser = silent if game.ending is None else game.ending.loser
+        if loser is not (Side.ACCUSED if is_liar else Side.CHALLENGER):
+            raise AssertionError(f"the honest side of game {seed} lost: {game.ending}, silent {silent}")
+        count.liars, count.challengers = count.liars + is_liar, count.challengers + (not is_liar)
+        who = "liar" if is_liar else "lying challenger"
+        ending = f"{who}: {'silent' if game.ending is None else game.ending.name.lower()}"
+        count.endings[ending] = count.endings.get(ending, 0) + 1
+        count.judged(judged.ticks)
+    count.seed = seed
+
+
 if __name__ == "__main__":
-    print(json.dumps(tally(*map(int, sys.argv[1:])), indent=2))
+    print(json.dumps(tally(int(sys.argv[1]) if len(sys.argv) > 1 else GAMES, STATE), indent=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tasks.dispute.game import Side, play
@@ -22,3 +24,18 @@ def test_a_game_that_the_honest_side_lost_stops_the_count(monkeypatch: pytest.Mo
     monkeypatch.setattr(tally, "_against_a_liar", lambda _seed: (played, Side.CHALLENGER))
     with pytest.raises(AssertionError, match="the honest side"):
         tally.tally(1)
+
+
+def test_a_run_that_was_stopped_goes_on_and_other_code_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tally.json"
+    whole = tally.tally(8)
+    assert tally.tally(3, path)["games"] == 3
+    found = tally.tally(8, path)
+    timeless = [{**one, "judge_ms": None} for one in (whole, found)]
+    assert timeless[0] == timeless[1]
+    monkeypatch.setattr(tally, "_play_next", lambda _count: pytest.fail("nothing is left to play"))
+    assert tally.tally(8, path) == found
+    monkeypatch.setattr(tally, "_code", lambda: "another")
+    assert tally.load(path) == tally.Count("another")

@@ -13,15 +13,7 @@ from tasks.programs.bounds import Bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Operator, Read
 from tasks.programs.program import Call, Program, Source, SourceKind
-from tasks.programs.tensors import (
-    LEAF_BYTES,
-    ElementType,
-    Number,
-    TensorType,
-    leaf_of,
-    pack_values,
-    unpack_leaf,
-)
+from tasks.programs.tensors import ElementType, Number, TensorType, leaves_of, pack_values, unpack_leaf
 
 F8, F4, I8 = ElementType.BINARY64, ElementType.BINARY32, ElementType.INT64
 
@@ -250,14 +242,24 @@ def compute(
     From ``store`` on, with which the step is claimed to diverge, there is nothing.
     """
     contents = list(sources)
+    unpacked: dict[int, list[Number]] = {}
+
+    def values_of(tensor: int) -> list[Number]:
+        """Return all values of a tensor, row by row. They are unpacked once."""
+        if tensor not in unpacked:
+            kind = program.types[tensor]
+            leaves = enumerate(leaves_of(kind, contents[tensor]))
+            unpacked[tensor] = [value for leaf, content in leaves for value in unpack_leaf(kind, leaf, content)]
+        return unpacked[tensor]
 
     def read_from(inputs: tuple[int, ...]) -> Read:
+        tensors = [(values_of(at), *program.types[at][1:]) for at in inputs]
+
         def read(source: int, row: int, column: int) -> Number:
-            kind = program.types[inputs[source]]
-            leaf, at = leaf_of(kind, row, column)
-            start = leaf // kind.leaves_per_row * kind.row_bytes + leaf % kind.leaves_per_row * LEAF_BYTES
-            end = min(start + LEAF_BYTES, (leaf // kind.leaves_per_row + 1) * kind.row_bytes)
-            return unpack_leaf(kind, leaf, contents[inputs[source]][start:end])[at]
+            values, rows, columns = tensors[source]
+            if not (0 <= row < rows and 0 <= column < columns):
+                raise IndexError((row, column))
+            return values[row * columns + column]
 
         return read
 

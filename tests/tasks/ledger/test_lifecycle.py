@@ -239,6 +239,23 @@ def test_a_paused_task_can_be_resumed() -> None:
     assert world.run_to(task, Phase.SETTLED).worker == bytes([9]) * 20
 
 
+@pytest.mark.parametrize("reason", [Reason.JOB_UNFIT, Reason.INPUT_UNAVAILABLE])
+def test_n20_a_machine_that_turned_a_task_down_has_it_again_if_no_other_is_left(reason: Reason) -> None:
+    world, _ = market(Manners(silent=frozenset(Action)), Manners(silent=frozenset(Action)))
+    task = world.create()
+    late = world.run(task, until=lambda task: task.worker != b"").worker
+    world.machines[late] = Manners(silent=frozenset({Action.COMPUTE}))
+    world.run_to(task, Phase.DEGRADED)
+    shy = world.run(task, until=lambda task: task.worker != b"").worker
+    assert world.send(shy, GIVE_UP_TASK, [task, int(reason)]) is None
+    record = world.run_to(task, Phase.PAUSED)
+    assert (record.reason, set(record.excluded)) == (Reason.NO_REPLACEMENT, {late, shy})
+    world.machines[shy] = HONEST
+    assert world.send(REQUESTER, RESUME_TASK, [task]) is None
+    assert world.task(task).excluded == (late,), "who was late stays away"
+    assert world.run_to(task, Phase.SETTLED).worker == shy
+
+
 def test_a_task_that_cannot_pay_its_verifiers_waits_for_a_top_up() -> None:
     world, _ = market(HONEST, HONEST, HONEST)
     task = world.create()
