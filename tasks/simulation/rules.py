@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from state.primitives.address import ADDRESS_BYTES
 from tasks.custody.errors import ChunkInvalid
-from tasks.ledger import calls, checkpoints, games, groups
+from tasks.errors import MeterMismatch
+from tasks.ledger import calls, checkpoints, games, groups, refusals
 from tasks.ledger.checkpoint_records import load_checkpoints, save_checkpoints
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.quorum_records import seat_number
@@ -261,6 +263,17 @@ def _with_preparation(case: Any, group: Any) -> int:
     units = settlement.preparation_units(case.spec, case.parameters)
     word = prices.work_price(units, case.record.price_per_tera_unit)
     return int(_earned_as_is(case, group) + word)
+
+
+_refused_as_is = refusals._refused
+
+
+def _by_name(case: Any, found: Any, name: bytes, every_s: int) -> Any:
+    """Refuse nothing by the address of a machine while no machine has the task."""
+    is_idle = case.record.phase in (Phase.DEGRADED, Phase.PAUSED)
+    if is_idle and name == refusals.all_of_machine(name[-ADDRESS_BYTES:]):
+        raise MeterMismatch("not by its address")
+    return _refused_as_is(case, found, name, every_s)
 
 
 _bid_of_quorum_as_is = calls._Call._bid_of_quorum
@@ -664,6 +677,11 @@ WITHOUT: Final[Mapping[str, Absent]] = {
                 _of("begin_run", _pay_at_start, "checkpoints"),
                 _of("REFUSED_IN", frozenset({Phase.RUNNING}), "refusals"),
             ),
+        ),
+        Absent(
+            "refused-machine", "a machine that has left is refused by the name of its checkpoint alone",
+            aims=(Aim("leaving host", {"way": "names and leaves", "stored": "unstorable", "every": 4}),),
+            patches=(_of("_refused", _by_name, "refusals"),),
         ),
         Absent(
             "preparation-waits", "a preparation is paid with the first seconds",

@@ -9,7 +9,7 @@ from tasks.simulation.actions import Account, Offer, Terms
 from tasks.simulation.agents.base import Agent
 from tasks.simulation.agents.hosts import STORES, WAYS_OUT, Host, IdleHost, LeavingHost, MissingHost, QuorumFriend
 from tasks.simulation.agents.sponsors import Sponsor
-from tasks.simulation.agents.tenants import GreedyTenant, RefusingTenant
+from tasks.simulation.agents.tenants import NEVER, REFUSALS, GreedyTenant, RefusingTenant
 from tasks.simulation.boxes import Terms as BoxTerms
 from tasks.simulation.stage import BOND, TASKS, Cast, Setting, Stage, honest_cast
 from tasks.simulation.strategy import BOTH, SHARES, Strategy
@@ -127,6 +127,9 @@ def _taking_work(stage: Stage, setting: Setting, *, pays: bool) -> Sequence[Agen
     assert stage.box is not None
     tenant = RefusingTenant(stage.requester, stage.jobs(TASKS), stage.off, stage.box, stage.box_work_s)
     tenant.at_part, tenant.pays = float(setting["at"]), pays
+    tenant.by = str(setting.get("by", "name"))
+    if tenant.by == "end":  # nothing is taken before it
+        tenant.at_part = NEVER
     tenant.rest_cost = stage.conditions.window_cost * stage.conditions.windows
     return [stage.idle_worker(), *stage.honest_verifiers(), tenant]
 
@@ -223,10 +226,10 @@ BOXED: Final[tuple[Strategy, ...]] = (
     ),
     Strategy(
         "refusing tenant",
-        "refuses good checkpoints, takes what they hold, and does the rest of the work itself",
+        "refuses good checkpoints by name or by machine and does the rest itself, or refuses a good end",
         {
             "share": (20,), "every": _EVERY, "at": tuple(part / 40 for part in range(1, 39)),
-            "cost": (0.1, 0.5, 1.0),
+            "cost": (0.1, 0.5, 1.0), "by": REFUSALS,
         },
         _refusing,
         own_tasks=True,

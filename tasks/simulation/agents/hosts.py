@@ -24,8 +24,10 @@ __all__ = ["LIES", "STORES", "WAYS_OUT", "Host", "IdleHost", "LeavingHost", "Mis
 WAYS_OUT: Final = ("gives up", "silent", "reports", "names and leaves")
 """How a machine leaves a container: it says so, says nothing, reports that somebody has tampered with it, or names
 a checkpoint in the same block."""
-STORES: Final = ("real", "stale", "garbage", "nothing")
-"""What an idle machine names as checkpoints: what was done, the first one again, or what nobody can fetch."""
+STORES: Final = ("real", "stale", "garbage", "nothing", "unstorable")
+"""What an idle machine names as checkpoints: what was done, the first one again, what nobody can fetch, nothing.
+
+Or it says that its folder cannot be stored."""
 LIES: Final = ("always", "paired", "copies")
 """When a member of a quorum lies: always, if a friend has a seat too, or by what another one sealed."""
 
@@ -155,6 +157,8 @@ class Host(Machine):
         return []
 
     def _store(self, view: View, task: bytes, run: Run, passed_s: int) -> Action:
+        if not self.can_store():
+            return view.store(self.address, task, passed_s, b"", 0)
         content = self.stores(run)
         blob = digest(b"sim-stored", self.address + task + passed_s.to_bytes(8, "big"))
         if content is not None:
@@ -167,6 +171,10 @@ class Host(Machine):
 
     def names(self, _run: Run) -> bool:
         """Tell whether it names checkpoints."""
+        return True
+
+    def can_store(self) -> bool:
+        """Tell whether its checkpoints have names; else it says that the folder cannot be stored (R103)."""
         return True
 
     def _stopped(self, view: View, task: bytes, meter: MeterRecord, quorum: QuorumRecord | None) -> list[Action]:
@@ -231,6 +239,10 @@ class IdleHost(Host):
     def names(self, run: Run) -> bool:
         """Name checkpoints but where it stores nothing."""
         return self.stored != "nothing"
+
+    def can_store(self) -> bool:
+        """Say that it cannot where that is its way."""
+        return self.stored != "unstorable"
 
     def ends(self, view: View, task: bytes, run: Run) -> ContainerEnd | None:
         """End in the time that the work would have taken."""

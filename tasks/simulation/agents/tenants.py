@@ -14,10 +14,14 @@ from tasks.simulation.market import View
 from tasks.simulation.work import OffChain
 from tasks.spec import JobSpec, container_of
 
-__all__ = ["GreedyTenant", "RefusingTenant", "Tenant"]
+__all__ = ["NEVER", "REFUSALS", "GreedyTenant", "RefusingTenant", "Tenant"]
 
 LEAST_PART: Final = 0.75
 """A container that does less than this part of the work of its time is stopped."""
+REFUSALS: Final = ("name", "machine", "end")
+"""How good work is refused."""
+NEVER: Final = 2.0
+"""A part of the work that no checkpoint holds."""
 REPOSTS: Final = 2
 """How often an honest requester posts a job again that it has stopped, of all its jobs."""
 
@@ -80,7 +84,12 @@ class Tenant(Requester):
             covered_s, content_s = 0, run.base_s
         wanted_s = min(found.covered_s - covered_s, self.off.boxes.needs_s[task] - content_s)
         self._opened[task] = run.began_ms, found.covered_s, held_s
-        return found.latest.blob if held_s - content_s < LEAST_PART * wanted_s else b""
+        if held_s - content_s >= LEAST_PART * wanted_s:
+            return b""
+        # Where that machine could store nothing the last blob is another one's, and good.
+        others = [one.blob for one in (found.before, found.base) if one is not None]
+        blob = found.latest.blob
+        return blob if blob and blob not in others else all_of_machine(found.latest.worker)
 
     def is_idle(self, view: View, task: bytes) -> bool:
         """Tell whether a look shows that a container does not do the work of its time."""
@@ -119,9 +128,9 @@ class Tenant(Requester):
         began_ms, covered_s, content_s = self._opened.get(task, (0, 0, 0.0))
         if began_ms != run.began_ms:
             covered_s, content_s = 0, run.base_s
-        if found.latest is None or found.covered_s == covered_s:
+        if found.covered_s == covered_s:
             return False
-        held_s = boxes.blobs.get(found.latest.blob, 0.0)
+        held_s = boxes.blobs.get(found.latest.blob, 0.0) if found.latest is not None else 0.0
         self._opened[task] = run.began_ms, found.covered_s, held_s
         wanted_s = min(found.covered_s - covered_s, boxes.needs_s[task] - content_s)
         return held_s - content_s < LEAST_PART * wanted_s
@@ -161,6 +170,8 @@ class RefusingTenant(Tenant):
 
     at_part = 0.5
     """The part of the work that the checkpoint must hold."""
+    by = "name"
+    """What it refuses: the checkpoint by its name, all of the machine by its address, or that after the end."""
     pays = False
     """Whether it stops the container in place of refusing: what it takes is paid then."""
     rest_cost = 0
@@ -171,6 +182,11 @@ class RefusingTenant(Tenant):
         record, found, boxes = view.task(task), view.checkpoints(task), self.off.boxes
         if record.phase is Phase.DEGRADED and task in self._stopped and not record.ending:
             return [view.cancel(self.address, task)]
+        if self.by == "end" and not self.pays:
+            if record.phase not in ENDED or task in self._stopped or not found.waits:
+                return Requester.tend(self, view, task)
+            self._stopped.add(task)
+            return [view.miss(self.address, task, all_of_machine(found.last))]
         if record.phase is not Phase.RUNNING or record.ending or task in self._stopped:
             return Requester.tend(self, view, task)
         needed_s = boxes.needs_s[task]
@@ -182,6 +198,8 @@ class RefusingTenant(Tenant):
         self.spent += int(self.rest_cost * max(0.0, 1 - held_s / needed_s))
         if self.pays:
             return [view.cancel(self.address, task)]
+        if self.by == "machine":
+            return [view.miss(self.address, task, all_of_machine(found.last))]
         return [view.miss(self.address, task, found.latest.blob if found.latest else bytes(32))]
 
 

@@ -103,6 +103,11 @@ def test_what_others_sealed_or_revealed_earns_nothing() -> None:
     ("rule", "strategy", "setting"),
     [
         ("refused-after", "leaving host", {**LEAVES, "offset": 0.0, "way": "names and leaves", "stored": "stale"}),
+        (
+            "refused-machine",
+            "leaving host",
+            {**LEAVES, "offset": 0.0, "way": "names and leaves", "stored": "unstorable"},
+        ),
         ("refused-end", "idle host", {**IDLE, "works": 0.9, "stored": "real"}),
     ],
 )
@@ -115,9 +120,22 @@ def test_what_cheating_hosts_gain_comes_from_an_absent_rule(rule: str, strategy:
     assert found.tasks_failed == 0
 
 
-@pytest.mark.parametrize("part", [0.25, 0.75])
-def test_who_refuses_good_work_has_less_than_who_pays_for_it(part: float) -> None:
-    found, paying = pair("refusing tenant", {"share": 20, "every": 2, "at": part})
+@pytest.mark.parametrize(("part", "by"), [(0.25, "name"), (0.75, "name"), (0.25, "machine"), (0.75, "machine")])
+def test_who_refuses_good_work_has_less_than_who_pays_for_it(part: float, by: str) -> None:
+    found, paying = pair("refusing tenant", {"share": 20, "every": 2, "at": part, "by": by})
     lost = paying.honest_profit - found.honest_profit
     assert 0 < lost < paying.profit - found.profit, "what it takes from machines it loses itself, and the fee"
     assert found.honest_loss == 0
+
+
+def test_who_refuses_a_good_end_pays_for_it_all_the_same() -> None:
+    refusing, paying = pair("refusing tenant", {"share": 20, "every": 2, "at": 0.5, "by": "end"})
+    lost = paying.honest_profit - refusing.honest_profit
+    assert 0 < lost < paying.profit - refusing.profit and refusing.honest_loss == 0
+
+
+@pytest.mark.parametrize("way", ["names and leaves", "gives up"])
+def test_who_says_that_nothing_can_be_stored_earns_nothing_by_leaving(way: str) -> None:
+    found, honest = pair("leaving host", {**LEAVES, "offset": 0.0, "way": way, "stored": "unstorable"})
+    assert found.profit < honest.profit and found.tasks_failed == 0
+    assert "meter_mismatch" not in found.refused
