@@ -39,6 +39,7 @@ from tasks.kinds.finetune import (
     BaseModel,
     Preference,
     RateSchedule,
+    Recompute,
     RowSet,
     TrainingLoop,
 )
@@ -160,6 +161,7 @@ def _decoder(top: Mapping[str, Any]) -> DecoderPart:
         _rates(top),
         None if top["start"] is None else _adapter(top["start"], "start"),
         _loop(top),
+        _recompute(top),
     )  # fmt: skip
 
 
@@ -194,7 +196,15 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         _loop(top),
         None if top["start"] is None else _adapter(top["start"], "start"),
         None if top["preference"] is None else _preference(top),
+        _recompute(top),
     )  # fmt: skip
+
+
+def _recompute(top: Mapping[str, Any]) -> Recompute | None:
+    if top["recompute"] is None:
+        return None
+    _fields(top["recompute"], "recompute", set(Recompute._fields))
+    return Recompute(*_numbers(top, "recompute", Recompute._fields))
 
 
 def _preference(top: Mapping[str, Any]) -> Preference:

@@ -417,6 +417,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "adapter": nullable(_TUNED),
             "start": nullable(_TUNED),
             "preference": nullable(obj({"beta_nano": NUMBER})),
+            "recompute": nullable(obj({"layers": NUMBER})),
             "pooling": obj({"name": STRING, "normalised": NUMBER}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "loop": obj(
@@ -499,6 +500,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "adapter",
             "start",
             "preference",
+            "recompute",
             "pooling",
             "rates",
             "loop",

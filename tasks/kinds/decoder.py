@@ -12,13 +12,14 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
-from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
+from tasks.kinds.fields import INTEGER_MAX, Found, KindFields, with_later
 from tasks.kinds.finetune import (
     KIND_FINETUNE,
     LOOP_RANGES,
     MODEL_LLAMA,
     STEP_CALLS_MAX,
     RateSchedule,
+    Recompute,
     TrainingLoop,
 )
 from tasks.kinds.plan import Input
@@ -85,6 +86,8 @@ class DecoderPart(NamedTuple):
     """The state whose weights this job goes on from (R133)."""
     loop: TrainingLoop = TrainingLoop()
     """Accumulation and validation (R134). One in which every step is an update stands in no specification."""
+    recompute: Recompute | None = None
+    """Of a job that computes layers again in the way back (R152)."""
 
     @classmethod
     def of(cls, found: Found) -> DecoderPart:
@@ -102,6 +105,7 @@ class DecoderPart(NamedTuple):
             RateSchedule(*[found[f"rates.{name}"] for name in RateSchedule._fields]),
             TunedAdapter.of(found, "start"),
             loop,
+            Recompute(found["recompute.layers"]) if "recompute.layers" in found else None,
         )
 
     @property
@@ -114,9 +118,8 @@ class DecoderPart(NamedTuple):
         found: list[Value] = [
             list(self.model), list(self.dataset), self.batch, list(self.optimiser), list(self.rates),
         ]  # fmt: skip
-        if self.loop != TrainingLoop():
-            return [*found, TunedAdapter.to_value(self.start), self.loop.to_value()]
-        return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
+        loop = self.loop.to_value() if self.loop != TrainingLoop() else []
+        return with_later(found, TunedAdapter.to_value(self.start), loop, list(self.recompute or ()))
 
     def plan(self, seed: bytes, total_steps: int) -> DecoderPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -132,8 +135,10 @@ class DecoderPart(NamedTuple):
     @property
     def shape(self) -> DecoderShape:
         """The shape of its program. Raises ProgramInvalid for one that no program is made of."""
-        rows = self.dataset
-        return DecoderShape(self.model.shape, self.batch, rows.length, rows.rows, rows.samples, *self.loop[:-1])
+        rows, again = self.dataset, 0 if self.recompute is None else self.recompute.layers
+        return DecoderShape(
+            self.model.shape, self.batch, rows.length, rows.rows, rows.samples, *self.loop[:-1], again
+        )
 
 
 DECODER_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
@@ -142,6 +147,7 @@ DECODER_FIELDS: Final = KindFields(
         ("model", list, DecoderModel._fields), ("dataset", list, TextRows._fields), ("batch", int, ()),
         ("optimiser", list, Optimiser._fields), ("rates", list, RateSchedule._fields),
         ("start", list, TunedAdapter._fields), ("loop", list, TrainingLoop._fields),
+        ("recompute", list, Recompute._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in DecoderModel._fields[1:11]},
@@ -149,13 +155,13 @@ DECODER_FIELDS: Final = KindFields(
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in TextRows._fields[2:]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
-        **adapter_ranges("start"), **LOOP_RANGES,
+        **adapter_ranges("start"), **LOOP_RANGES, "recompute.layers": (1, 1),
     },
     hashes=frozenset({"dataset.blob", "dataset.root", "start.blob", "start.root"}),
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"start.targets"}),
     trailing={"loop": 1},
-    later=("start", "loop"),
+    later=("start", "loop", "recompute"),
 )  # fmt: skip
 
 

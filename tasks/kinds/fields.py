@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 
-__all__ = ["INTEGER_MAX", "SPEC_VERSION", "Found", "KindFields", "fields_by_name", "read_fields"]
+__all__ = [
+    "INTEGER_MAX", "SPEC_VERSION", "Found", "KindFields", "fields_by_name", "read_fields", "with_later",
+]  # fmt: skip
 
 SPEC_VERSION: Final = 1
 INTEGER_MAX: Final = (1 << 63) - 1
@@ -76,6 +79,12 @@ def fields_by_name(value: Any, kind: KindFields) -> Found:
         for part, each in zip(inner, item, strict=False):
             found[f"{name}.{part}"] = each
     return found
+
+
+def with_later(fields: Sequence[Value], *later: list[Value]) -> list[Value]:
+    """Return the fields with inner arrays of later versions, without the empty ones at the end."""
+    count = max((at for at, inner in enumerate(later, 1) if inner), default=0)
+    return [*fields, *later[:count]]
 
 
 def read_fields(value: Any, kind: KindFields) -> Found:

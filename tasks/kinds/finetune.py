@@ -11,7 +11,7 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX, TuningPlan
 from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
-from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
+from tasks.kinds.fields import INTEGER_MAX, Found, KindFields, with_later
 from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
 from tasks.programs.errors import ProgramInvalid
@@ -33,6 +33,7 @@ __all__ = [
     "FinetunePart",
     "Preference",
     "RateSchedule",
+    "Recompute",
     "RowSet",
     "TrainingLoop",
 ]
@@ -133,6 +134,12 @@ class Preference(NamedTuple):
     beta_nano: int
 
 
+class Recompute(NamedTuple):
+    """What the way back computes again in place of keeping it (R152): ``layers`` is 1."""
+
+    layers: int
+
+
 class FinetunePart(NamedTuple):
     """What a specification of this kind has of its own."""
 
@@ -147,6 +154,8 @@ class FinetunePart(NamedTuple):
     """The state whose adapters this job goes on from (R133)."""
     preference: Preference | None = None
     """Of a job on preferences, whose rows are pairs."""
+    recompute: Recompute | None = None
+    """Of a job that computes layers again in the way back."""
 
     @classmethod
     def of(cls, found: Found) -> FinetunePart:
@@ -162,6 +171,7 @@ class FinetunePart(NamedTuple):
             TrainingLoop(*[found.get(f"loop.{name}", 0) for name in TrainingLoop._fields]),
             TunedAdapter.of(found, "start"),
             Preference(found["preference.beta_nano"]) if "preference.beta_nano" in found else None,
+            Recompute(found["recompute.layers"]) if "recompute.layers" in found else None,
         )
 
     @property
@@ -176,9 +186,9 @@ class FinetunePart(NamedTuple):
             list(self.model), list(self.dataset), [rank, alpha, list(targets)], self.batch, list(self.optimiser),
             list(self.rates), self.loop.to_value(),
         ]  # fmt: skip
-        if self.preference is not None:
-            return [*found, TunedAdapter.to_value(self.start), list(self.preference)]
-        return found if self.start is None else [*found, TunedAdapter.to_value(self.start)]
+        return with_later(
+            found, TunedAdapter.to_value(self.start), list(self.preference or ()), list(self.recompute or ())
+        )
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -198,6 +208,7 @@ class FinetunePart(NamedTuple):
         return FinetuneShape(
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
             rows.rows, rows.samples, *self.loop[:-1], 0 if self.preference is None else self.preference.beta_nano,
+            0 if self.recompute is None else self.recompute.layers,
         )  # fmt: skip
 
 
@@ -213,6 +224,7 @@ FINETUNE_FIELDS: Final = KindFields(
         ("adapters", list, Adapters._fields), ("batch", int, ()), ("optimiser", list, Optimiser._fields),
         ("rates", list, RateSchedule._fields), ("loop", list, TrainingLoop._fields),
         ("start", list, TunedAdapter._fields), ("preference", list, Preference._fields),
+        ("recompute", list, Recompute._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
@@ -222,7 +234,7 @@ FINETUNE_FIELDS: Final = KindFields(
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
         **LOOP_RANGES, **adapter_ranges("start"),
-        "preference.beta_nano": (1, BETA_NANO_MAX),
+        "preference.beta_nano": (1, BETA_NANO_MAX), "recompute.layers": (1, 1),
     },
     hashes=frozenset({
         "model.blob", "model.root", "dataset.blob", "dataset.root", "start.blob", "start.root",
@@ -230,7 +242,7 @@ FINETUNE_FIELDS: Final = KindFields(
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"adapters.targets", "start.targets"}),
     trailing={"loop": 1},
-    later=("start", "preference"),
+    later=("start", "preference", "recompute"),
 )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ _VERSION: Final = 1
 _KIND: Final = "finetune"
 BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 """Name or path of the model that loads adapters."""
+_LATER: Final = ("preference", "recompute")
+"""Fields of a shape that came with later versions."""
 _MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
 
 
@@ -71,8 +73,9 @@ class Receipt:
     def encode(self) -> bytes:
         """Return the bytes of the file."""
         shape = asdict(self.shape) | {"targets": list(self.shape.targets)}
-        if not self.shape.preference:  # receipts of before have none
-            del shape["preference"]
+        for later in _LATER:  # receipts of before have none
+            if not shape[later]:
+                del shape[later]
         return json_bytes({
             "version": _VERSION, "kind": _KIND, "task": None if self.task is None else told_root(self.task),
             "base": self.base, "model_root": told_root(self.model_root), "rows_root": told_root(self.rows_root),
@@ -118,7 +121,7 @@ def _shape(value: dict[str, Any]) -> FinetuneShape:
     try:
         model = value.pop("model")
         targets = value.pop("targets")
-        value.setdefault("preference", 0)
+        value = dict.fromkeys(_LATER, 0) | value
         for kind, found in ((LlamaShape, model), (FinetuneShape, value)):
             for field in fields(kind):
                 wanted = {"bool": bool, "int": int}.get(str(field.type))

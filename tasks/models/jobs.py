@@ -23,6 +23,7 @@ from tasks.kinds.finetune import (
     FinetunePart,
     Preference,
     RateSchedule,
+    Recompute,
     RowSet,
     TrainingLoop,
 )
@@ -122,6 +123,8 @@ class TuningSettings:
     """Of a job on preferences; 0 trains on rows as they are."""
     save_every: int = 0
     """Updates between two states that are kept: windows are as long. 0: as ``window_steps`` says."""
+    recompute: bool = False
+    """Whether the way back computes each layer again: less memory, more time, the same result."""
 
 
 _Row = TypeVar("_Row")
@@ -299,6 +302,7 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         RateSchedule(settings.schedule, settings.warmup_steps, settings.clip_nano),
         TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0), settings.patience),
         preference=Preference(settings.beta_nano) if settings.beta_nano else None,
+        recompute=Recompute(1) if settings.recompute else None,
     )  # fmt: skip
 
 

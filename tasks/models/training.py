@@ -17,7 +17,7 @@ from tasks.engines.input_blobs import join_tensors, rows_root
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.decoder import DecoderModel, DecoderPart
 from tasks.kinds.decoder import TextRows as NamedRows
-from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule, TrainingLoop
+from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule, Recompute, TrainingLoop
 from tasks.models.errors import RowsInvalid
 from tasks.models.jobs import kept_steps, schedule_of, usual_evaluations
 from tasks.models.left import Tuned, name_of, whole_model
@@ -100,6 +100,8 @@ class TrainingSettings:
     """Evaluations in a row without a lower loss that end the job; 0 never ends it early."""
     save_every: int = 0
     """Updates between two states that are kept: windows are as long. 0: as ``window_steps`` says."""
+    recompute: bool = False
+    """Whether the way back computes each layer again: less memory, more time, the same result."""
 
 
 class TextFile(NamedTuple):
@@ -231,6 +233,7 @@ def _part(made: _Data, model: DecoderModel, settings: TrainingSettings) -> Decod
         ),
         RateSchedule(settings.schedule, max(settings.warmup_steps, 0), settings.clip_nano),
         loop=TrainingLoop(settings.accumulate, every, keeps_best, settings.patience),
+        recompute=Recompute(1) if settings.recompute else None,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import CLIPPED_MAX, ROW_TOKENS, TARGETS, FinetuneRates
 from tasks.programs.llama_backward import TrainedLayers
-from tasks.programs.llama_layers import NOTHING
+from tasks.programs.llama_layers import NOTHING, Layer
 from tasks.programs.llama_shape import BITS, LlamaShape, layer_parameters, other_parameters, parameters_of
 from tasks.programs.loop import Loop
 from tasks.programs.looped import (
@@ -68,6 +68,8 @@ class DecoderShape:
     accumulate: int = 1
     evaluate_every: int = 0
     keeps_best: int = 0
+    recompute: int = 0
+    """1: the way back computes each layer again (R152), 0: the way forward keeps what the way back needs."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= self.model.context:
@@ -78,6 +80,8 @@ class DecoderShape:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
         if self.model.biased:
             raise ProgramInvalid("a model without biases is trained")
+        if self.recompute not in (0, 1):
+            raise ProgramInvalid("layers are computed again or not")
         check_loop(self, self.loop(max(1, self.evaluate_every)))
 
     def loop(self, updates: int) -> Loop:
@@ -184,15 +188,19 @@ class _Step(TrainedLayers):
         build, model = self.build, self.shape
         tokens = self._column(ROW_TOKENS)
         stream = self.embedded(tokens)
-        layers = []
+        layers, copies = list[Layer](), list[int]()
         for number in range(model.layers):
             self._mark(Part.FORWARD, number)
+            if self._job.recompute:
+                copies.append(self.copied(stream))
             layers.append(self.layer(stream, number))
             stream = layers[-1].stream
         self._mark(Part.HEAD)
         loss, gradient = self._head(stream)
         for number in range(model.layers - 1, -1, -1):
             self._mark(Part.BACKWARD, number)
+            if copies:
+                layers[number] = self.again(copies[number], number)
             gradient = self.through_layer(layers[number], number, gradient)
         self._mark(Part.EMBEDDING)
         self._embedding(tokens, gradient)

@@ -38,6 +38,8 @@ def decoder_cost(shape: DecoderShape, rates: FinetuneRates) -> Cost:
     """Return units and calls of ``decoder_program(shape, rates)``."""
     step = _Tally(shape)
     each = step.forward().plus(step.backward(), step.layer_updates(rates)).times(shape.model.layers)
+    if shape.recompute:
+        each = each.plus(step.again().times(shape.model.layers))
     return step.once(rates).plus(each).cost
 
 

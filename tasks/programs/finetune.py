@@ -123,6 +123,8 @@ class FinetuneShape:
     keeps_best: int = 0
     preference: int = 0
     """Of a job on preferences ``beta`` in units of 10^-9. Then ``rows`` are pairs, of twice ``length`` tokens."""
+    recompute: int = 0
+    """1: the way back computes each layer again (R152), 0: the way forward keeps what the way back needs."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX or not 1 <= self.alpha <= ALPHA_MAX:
@@ -133,6 +135,8 @@ class FinetuneShape:
             raise ProgramInvalid(f"{self.slots} trained of {self.length} tokens; context {self.model.context}")
         if not 0 <= self.preference <= BETA_NANO_MAX:
             raise ProgramInvalid(f"a beta of {self.preference} x 10^-9")
+        if self.recompute not in (0, 1):
+            raise ProgramInvalid("layers are computed again or not")
         if self.batch < 1 or self.sequences * self.length > TERMS_MAX:
             raise ProgramInvalid(f"a batch of {self.batch} rows of {self.length} tokens")
         if not 1 <= self.train_rows <= self.rows <= COUNT_MAX:
@@ -331,9 +335,11 @@ class _Step(Layers):
         """Return the whole step."""
         build, job = self.build, self._job
         first = stream = self.embedded(self._column(ROW_TOKENS, job.length, job.model.vocabulary - 1))
-        layers: list[Layer] = []
+        layers, copies = list[Layer](), list[int]()
         for number in range(job.model.layers):
             self._mark(Part.FORWARD, number)
+            if job.recompute:
+                copies.append(self.copied(stream))
             layers.append(self.layer(stream, number))
             stream = layers[-1].stream
         if job.preference:
@@ -344,6 +350,8 @@ class _Step(Layers):
             loss = self._looping.summed(loss, self._tokens)
         for number in range(job.model.layers - 1, -1, -1):
             self._mark(Part.BACKWARD, number)
+            if copies:
+                layers[number] = self.again(copies[number], number)
             gradient = self._through_layer(layers[number], number, gradient)
         names = list(adapter_tensors(job))
         gradients = {name: self._whole(name) for name in self._marked(Part.GRADIENTS, names)}
@@ -394,13 +402,18 @@ class _Step(Layers):
     def linear(self, values: int, name: str) -> int:
         """See Layers. With the share of the adapter, if the weight has one."""
         found = super().linear(values, name)
-        if name.split("/")[-1] not in self._job.targets:
+        self.take(values, name)
+        if name not in self._taken:
             return found
-        build = self.build
-        inner = build.contract(values, self._state(f"parameter/{name}/a"), STEP_BITS, PAIR_BITS)
-        self._taken[name] = values, inner
+        build, (_, inner) = self.build, self._taken[name]
         change = build.contract(inner, self._state(f"parameter/{name}/b"), PAIR_BITS)
         return build.call("add", found, build.call("multiply", change, self._scale))
+
+    def take(self, values: int, name: str) -> None:
+        """See Layers: the rows, and their products with the first matrix of the weight's adapter."""
+        if name.split("/")[-1] in self._job.targets:
+            matrix = self._state(f"parameter/{name}/a")
+            self._taken[name] = values, self.build.contract(values, matrix, STEP_BITS, PAIR_BITS)
 
     def _back(self, name: str, gradient: int, *, needed: bool) -> list[int]:
         """Note the gradients of a weight's adapter; return what adds up to that of its input, if ``needed``."""

@@ -40,6 +40,8 @@ def finetune_cost(shape: FinetuneShape, rates: FinetuneRates) -> Cost:
     each = step.forward().plus(step.updates(rates)).times(model.layers)
     if shape.preference:
         each = each.plus(step.reference.forward().times(model.layers))
+    if shape.recompute:
+        each = each.plus(step.again().times(model.layers))
     above = step.backward(Needs(True, shape.targets)).times(model.layers - 1)
     return step.once(rates).plus(each, above, step.backward(Needs(False, shape.targets))).cost
 

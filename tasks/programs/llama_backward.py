@@ -41,9 +41,13 @@ class TrainedLayers(Layers):
         """Return a tensor of the state before the step."""
         return self.build.call("load", self.source(name))
 
-    def linear(self, values: int, name: str) -> int:
-        """See Layers. The input is kept for the weight's gradient."""
+    def take(self, values: int, name: str) -> None:
+        """See Layers: the input, for the weight's gradient."""
         self._taken[name] = values
+
+    def linear(self, values: int, name: str) -> int:
+        """See Layers."""
+        self.take(values, name)
         return super().linear(values, name)
 
     # The way back

@@ -75,7 +75,7 @@ class Gated(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Tensors of one layer."""
+    """Tensors of one layer. ``stream`` of one that is computed again lacks what its hidden part adds."""
 
     attention_norm: Normed
     attended: Attended
@@ -137,15 +137,30 @@ class Layers:
             attributes=(BITS,),
         )
 
-    def layer(self, stream: int, number: int) -> Layer:
-        """Return what a layer makes of the stream."""
+    def copied(self, stream: int) -> int:
+        """Return the same numbers in a tensor of its own: what is stored below 2^STREAM_LIMIT has that bound."""
+        return self.build.call("bound", stream, attributes=(STREAM_LIMIT,))
+
+    def again(self, copied: int, number: int) -> Layer:
+        """Return a layer as the way back computes it again, given a copy of the stream before it (R152).
+
+        Calls that read the stream itself would be those of the way forward. What only the stream after the layer
+        takes is not computed.
+        """
+        return self.layer(copied, number, ends=False)
+
+    def layer(self, stream: int, number: int, *, ends: bool = True) -> Layer:
+        """Return what a layer makes of the stream. Without ``ends`` it has no stream after it."""
         at = f"layer/{number}"
         attention_norm = self.normed(stream, f"{at}/attention_norm")
         attended = self._attended(attention_norm.result, number)
         stream = self.rounded(stream, self.linear(attended.joined, f"{at}/output"))
         hidden_norm = self.normed(stream, f"{at}/hidden_norm")
         gated = self._gated(hidden_norm.result, at)
-        stream = self.rounded(stream, self.linear(gated.inner, f"{at}/down"))
+        if ends:
+            stream = self.rounded(stream, self.linear(gated.inner, f"{at}/down"))
+        else:
+            self.take(gated.inner, f"{at}/down")
         return Layer(attention_norm, attended, hidden_norm, gated, stream)
 
     def logits(self, stream: int) -> tuple[Normed, int]:
@@ -181,6 +196,9 @@ class Layers:
 
     def _parameter(self, name: str) -> int:
         return self.source(f"{self._group}/{name}", self._trained)
+
+    def take(self, values: int, name: str) -> None:
+        """Note what the way back needs of the rows that a weight is applied to."""
 
     def linear(self, values: int, name: str) -> int:
         """Return the products of rows with those of a weight, and of its adapter if it has one."""

@@ -102,6 +102,35 @@ class LayersTally:
         found.rounded(rows * model.width)
         return found
 
+    def again(self) -> Tally:
+        """Return the way forward of a layer as the way back computes it again (R152).
+
+        Weights and matrices of adapters are loaded and made integers once for both. The last product of a layer is
+        not needed, but for what its adapter takes.
+        """
+        model, rows, rank, rest = self.model, self.rows, self.rank, Tally()
+        for name, (outputs, inputs) in self.sizes.items():
+            self.weight(rest, outputs, inputs)
+            if name in self.targets:
+                rest.each(0, "load", "load")
+                rest.quantised(rank, rank * inputs)
+                rest.quantised(outputs, outputs * rank)
+        rest.each(model.width, "load", "load")
+        if model.biased:
+            for columns in (self.queries, self.keys, self.keys):
+                rest.each(columns, "load")
+        rest.product(rows, model.hidden, model.width)
+        if "down" in self.targets:
+            rest.quantised(rows, rows * rank)
+            rest.product(rows, rank, model.width)
+            rest.each(rows * model.width, "multiply", "add")
+        else:
+            rest.quantised(rows, rows * model.hidden)
+        rest.rounded(rows * model.width)
+        found = self.forward().plus(rest.times(-1))
+        found.each(rows * model.width, "bound")
+        return found
+
     def folded(self, found: Tally, rows: int, right: int, result: int, terms: int) -> None:
         """Count the products of shares or scores with the columns of rows of heads."""
         found.each(self.scores, "scale_columns")

@@ -9,7 +9,7 @@ from tasks.kinds.classifier import KIND_TRAIN
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
-from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, loop_fields
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
 from tasks.requests.references import TaskRef, ref_of
 
 __all__ = ["BYTES", "TrainingRequest", "training_of"]
@@ -19,7 +19,7 @@ BYTES: Final = "bytes"
 _SHAPE: Final = "shape"
 _FIELDS: Final = (
     "kind", "model", "data", "tokenizer", "epochs", "steps", "batch", "learning_rate", "weight_decay", "schedule",
-    "warmup_steps", "clip", "segment_steps", *LOOP_WHOLE, *LOOP_TEXTS,
+    "warmup_steps", "clip", "segment_steps", *LOOP_WHOLE, *LOOP_TEXTS, RECOMPUTE,
 )  # fmt: skip
 _SIZES: Final = ("layers", "width", "heads", "key_heads", "hidden", "context")
 _PRESET: Final = "small"
@@ -77,6 +77,7 @@ def training_of(fields: JobFields) -> TrainingRequest:
         keep=loop.keep,
         patience=loop.patience,
         save_every=loop.save_every,
+        recompute=recompute_of(fields),
     )
     tokenizer = fields.text("tokenizer", BYTES)
     if tokenizer != BYTES:

@@ -11,7 +11,7 @@ from tasks.programs.finetune import BETA_NANO_MAX
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
-from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, loop_fields
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
 from tasks.requests.models import adapter_of
 from tasks.requests.references import TaskRef, path_or_task
 
@@ -21,7 +21,7 @@ _WHOLE: Final = (
     "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", *LOOP_WHOLE,
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference")
+_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference", RECOMPUTE)
 PREFERENCES: Final = ("dpo",)
 """What trains on preferences."""
 BETA_NANO: Final = NANO // 10
@@ -90,6 +90,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         patience=loop.patience,
         beta_nano=_beta(fields),
         save_every=loop.save_every,
+        recompute=recompute_of(fields),
     )
     if settings.beta_nano and settings.long_rows == "split":
         raise fields.wrong(

@@ -48,6 +48,7 @@ def told_training(job: TrainingJob) -> Mapping[str, str]:
         f"vocabulary {model.vocabulary}: {job.spec.plan().parameters:,} weights",
         "rows": f"{rows.samples} of {counted(rows.length, 'token')}, {part.batch} a step",
         **_told_loop(job.spec),
+        "memory": _told_memory(job.spec),
         "blobs": f"{len(job.rows)} bytes of rows",
     }
 
@@ -58,15 +59,21 @@ def told_tuning(job: TuningJob) -> Mapping[str, str]:
     plan: Any = job.spec.plan()
     loop = plan.loop
     batch = f"{counted(part.batch, 'row')}" if loop.accumulate == 1 else f"{loop.accumulate} x {part.batch} rows"
-    memory = needs_of(job.spec, open_windows_max=1).process
     return {
         **_told_left(part.start, "goes on from"),
         **_told_rows(part),
         "updates": f"{loop.updates}, {batch} each; {counted(loop.steps, 'step')}",
         **_told_validation(job.spec),
-        "memory": f"{-(-memory >> 20)} MiB for the process of the job",
+        "memory": _told_memory(job.spec),
         "blobs": f"{len(job.rows)} bytes of rows, {len(job.model)} bytes of the model",
     }
+
+
+def _told_memory(spec: JobSpec) -> str:
+    """Return what the process of a job needs, and whether layers are computed again."""
+    part: Any = spec.part
+    again = "; layers are computed again in the way back" if part.recompute else ""
+    return f"{-(-needs_of(spec, open_windows_max=1).process >> 20)} MiB for the process of the job{again}"
 
 
 def _told_loop(spec: JobSpec) -> Mapping[str, str]:

@@ -30,7 +30,8 @@ def decoders(draw: st.DrawFn) -> DecoderShape:
     every = draw(st.integers(0, 3))
     loop = (draw(st.integers(1, 3)), every, draw(st.integers(0, 1)) if every else 0)
     rows = draw(st.integers(1, 19 if every else 20))
-    return DecoderShape(model, draw(st.integers(1, 4)), draw(st.integers(1, 12)), 20, rows, *loop)
+    batch, length, recompute = draw(st.integers(1, 4)), draw(st.integers(1, 12)), draw(st.integers(0, 1))
+    return DecoderShape(model, batch, length, 20, rows, *loop, recompute)
 
 
 @settings(max_examples=40, deadline=None)

@@ -45,7 +45,7 @@ def shapes(draw: st.DrawFn) -> FinetuneShape:
         model=draw(models()), rank=draw(st.integers(1, 5)), alpha=draw(st.integers(1, 9)),
         targets=tuple(name for name in PROJECTIONS if name in targets), batch=draw(st.integers(1, 4)),
         length=length, slots=draw(st.integers(1, length)), rows=20,
-        preference=draw(st.sampled_from((0, 0, 1, 100_000_000, NANO))),
+        preference=draw(st.sampled_from((0, 0, 1, 100_000_000, NANO))), recompute=draw(st.integers(0, 1)),
         **({"train_rows": draw(st.integers(1, 20))} | draw(loops())),
     )  # fmt: skip
 
