@@ -84,17 +84,20 @@ def test_a_deep_model_holds_fewer_values_at_once_and_costs_a_quarter_more() -> N
 def test_a_specification_has_one_encoding(made: Any) -> None:
     spec = made.changed(recompute=AGAIN)
     assert decode_spec(encode_spec(spec)) == spec
-    assert spec.plan().shape.recompute == 1
+    plan: Any = spec.plan()
+    assert plan.shape.recompute == 1
     value: Any = decode(encode_spec(spec), limit_bytes=2048)
     at = value.index([1], 9)
-    for wrong in ([], [0], [2], [1, 1], [True]):
+    wrongs: list[Any] = [[], [0], [2], [1, 1], [True]]
+    for wrong in wrongs:
         with pytest.raises(DecodeError):
             decode_spec(encode([*value[:at], wrong, *value[at + 1 :]]))
 
 
 def test_all_fields_of_later_versions_stand_together() -> None:
     spec = tuned(preference=100_000_000, loop=TrainingLoop(2))[0].changed(recompute=AGAIN)
-    assert spec.part.preference == Preference(100_000_000)
+    part: Any = spec.part
+    assert part.preference == Preference(100_000_000)
     assert decode_spec(encode_spec(spec)) == spec
 
 
@@ -136,7 +139,8 @@ def test_a_shape_says_it_or_does_not(number: int) -> None:
 def test_a_request_has_the_field_of_trainers(kind: str) -> None:
     fields = {"kind": kind, "data": "rows.jsonl"} | ({"model": "m"} if kind == "finetune" else {})
     for value in (True, False):
-        assert request_of(fields | {"gradient_checkpointing": value}).settings.recompute is value
+        made: Any = request_of(fields | {"gradient_checkpointing": value})
+        assert made.settings.recompute is value
     for wrong in (1, "layers", None):
         with pytest.raises(RequestInvalid, match="gradient_checkpointing: true or false"):
             request_of(fields | {"gradient_checkpointing": wrong})
