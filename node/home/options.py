@@ -265,6 +265,8 @@ class KubernetesOptions:
     """Tasks at once; the chain bounds them too."""
     registry: str = ""
     """Where this node pushes images that come as files: https://HOST/PATH. Pods pull them from there."""
+    logins: str = ""
+    """File with the login for that registry, like Docker's config.json, readable by its owner alone."""
     gpu_lanes: int = 16
     """PCIe lanes of each GPU, which no cluster tells. Below 8 no task of several GPUs comes."""
     egress: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ def backend_of(options: ExecutorOptions, node: bytes, folder: Path) -> Container
 def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernetes.KubernetesBackend:
     """Return the back end of the cluster that is lent.
 
-    Raises ContainerRefused for a prefix or a registry that cannot be.
+    Raises ContainerRefused for a prefix, a registry or a file of logins that cannot be.
     """
     lent = options.kubernetes
     found = import_module(
@@ -52,7 +52,9 @@ def cluster_of(options: ExecutorOptions, node: bytes, folder: Path) -> kubernete
     made: kubernetes.KubernetesBackend
     if lent.registry:
         pushing = import_module("tasks.executor.containers.kubernetes.registry_backend")
-        made = pushing.ClusterWithRegistry(chosen, node, folder, pushing.ImageRegistry(lent.registry))
+        found_logins = read_logins(Path(lent.logins)) if lent.logins else None
+        pairs = None if found_logins is None else {name: one.pair() for name, one in found_logins.items()}
+        made = pushing.ClusterWithRegistry(chosen, node, folder, pushing.ImageRegistry(lent.registry, pairs))
     else:
         made = found.KubernetesBackend(chosen, node, folder)
     return made

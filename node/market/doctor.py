@@ -71,6 +71,8 @@ class Facts:
     container_gpus_asked: int = 0
     """GPUs that the options lend to containers."""
     container_has_gpus: bool = False
+    container_registry: str = ""
+    container_registry_lack: str = ""
     """The engine has a runtime for GPUs."""
     disk_mib_per_s: int = 0
     """How fast the disk of the home takes what is written and synced; 0: not measured."""
@@ -125,6 +127,7 @@ def examine(facts: Facts) -> Sequence[Finding]:
             _isolation,
             _containers,
             _container_gpus,
+            _container_registry,
             _container_egress,
             _speed,
             _ports,
@@ -309,6 +312,24 @@ def _container_egress(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("egress of containers", Verdict.FINE, f"{', '.join(facts.container_egress)}, by a proxy")
+
+
+def _container_registry(facts: Facts) -> Iterator[Finding]:
+    if (
+        not facts.containers
+        or not facts.container_registry
+        or not facts.container_engine
+        or facts.container_missing
+    ):
+        return
+    subject = "images from files"
+    if facts.container_registry_lack:
+        yield Finding(
+            subject, Verdict.FAULT, f"none are taken: {facts.container_registry_lack}",
+            "check executor.kubernetes.registry and the rights of executor.kubernetes.logins there",
+        )  # fmt: skip
+    else:
+        yield Finding(subject, Verdict.FINE, f"pushed to {facts.container_registry}")
 
 
 def _container_gpus(facts: Facts) -> Iterator[Finding]:

@@ -72,6 +72,8 @@ def gather(
         if options.executor.kubernetes.enabled
         else len(options.executor.docker.gpus),
         container_has_gpus=engine.has_gpus,
+        container_registry=options.executor.kubernetes.registry if options.executor.kubernetes.enabled else "",
+        container_registry_lack=engine.archives_lack,
         container_egress=parse_egress(options.executor.lent),
         container_closed=why_not_entered(options.executor.docker.socket)
         if options.executor.docker.enabled

@@ -93,8 +93,9 @@ def _secret_files(home: Home, options: NodeOptions) -> Iterator[Path]:
     yield home.admin_token
     if options.keys.passphrase_file:
         yield home.path(options.keys.passphrase_file)
-    if options.executor.docker.logins:
-        yield Path(options.executor.docker.logins)
+    for lent in (options.executor.docker, options.executor.kubernetes):
+        if lent.logins:
+            yield Path(lent.logins)
     yield Path.home() / ".docker" / "config.json"
     folders = (home.root / "keys", home.root / "wallet", home.root / "run", home.jobs.parent / "keys")
     count = 0

@@ -58,10 +58,17 @@ EXEMPT = {
     "tasks.executor.containers.loaded_images:LoadedNotes._read": OWN_FILE,
     "tasks.executor.containers.kubernetes.registry_backend:ClusterWithRegistry.load": OF_A_TARGET,
     "node.market.cluster_secrets:_spelled": "files of the owner; tests/node/market/test_support.py draws texts",
+    "tasks.executor.containers.kubernetes.image_registry:ImageRegistry._upload": "tests/tasks/executor/containers/"
+    "test_image_registry.py: places of uploads elsewhere",
+    "tasks.executor.containers.kubernetes.registry_login:_token_of": "tests/tasks/executor/containers/"
+    "test_registry_login.py: answers without a token",
+    "tasks.executor.containers.kubernetes.helper_folder:rest": OWN_FILE,
+    "tasks.executor.containers.kubernetes.checkpoints:_Reader.feed": "tests/tasks/executor/containers/"
+    "test_helper_programs.py: N81",
     "tasks.executor.containers.kubernetes.pushed_images:PushedNotes.read": OWN_FILE,
     "tasks.executor.containers.egress.addresses:parse_network": "options of the owner; the library's own parser",
     "tasks.executor.containers.egress.entering:why_not_entered": "three numbers of the kernel about a peer",
-    "tasks.executor.containers.kubernetes.data_path:read_archive": "counts bytes for ``pack_outputs``, a target",
+    "tasks.executor.containers.kubernetes.data_path:_read_archive": "counts bytes for ``pack_outputs``, a target",
     "tasks.executor.containers.kubernetes.helper_socket:Server.frames": "runs in a pod, on what the node sends",
     "tasks.executor.containers.kubernetes.helper_egress:Server.frames": "runs in a pod, on what the node sends",
     "tasks.executor.containers.kubernetes.helper_egress:Server.obey": "the same",

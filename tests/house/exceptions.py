@@ -121,6 +121,7 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.containers.kubernetes.drift": "looks at objects of a cluster (trio)",
     "tasks.executor.containers.kubernetes.exec_stream": "runs commands in pods (trio)",
     "tasks.executor.containers.kubernetes.proxying": "connects to an API server through a proxy (trio)",
+    "tasks.executor.containers.kubernetes.bounds": "asks the helper of a pod (trio)",
     "tasks.executor.containers.kubernetes.pushed_images": "keeps notes of images in files",
     "tasks.executor.containers.kubernetes.priority": "makes a class of pods in a cluster",
     "tasks.executor.containers.kubernetes.helper_folder": "a program of pods: reads the folder of checkpoints",

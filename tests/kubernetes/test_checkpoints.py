@@ -76,3 +76,29 @@ async def test_a_checkpoint_is_restored_stored_and_leaves_a_pod_that_is_evicted(
     with trio.fail_after(60):  # its pod would have lived for two minutes
         await backend.remove(TASK)
     await backend.aclose()
+
+
+async def test_a_program_that_writes_each_second_is_stored_each_time(cluster: Cluster, tmp_path: Path) -> None:
+    """Its folder is copied in its pod: how long the way to the cluster takes does not matter."""
+    backend, packed = cluster.shown(), tmp_path / "packed"
+    script = f"""
+head -c {24 << 20} /dev/urandom > /state/large
+put() {{ echo $n > /state/new.tmp; mv /state/new.tmp /state/$1; }}
+n=0; while :; do n=$((n+1)); put a; put b; sleep 1; done
+"""
+    request = cluster.request(
+        script, output_path="", checkpoint_path="/state", checkpoint_bytes=48 << 20, is_private=True
+    )
+    await backend.start(TASK, request)
+    times = list[float]()
+    with trio.fail_after(120):
+        while len(times) < 3:
+            began = trio.current_time()
+            held = await _stored(backend, request, packed)
+            if len(held.get("large", b"")) == 24 << 20 and "b" in held:
+                times.append(trio.current_time() - began)
+                assert int(held["a"]) - int(held["b"]) in (0, 1), "of two moments"
+    print(f"stored 3 times of 3 in {', '.join(f'{one:.1f}' for one in times)} s")
+    await backend.stop(TASK, 0)
+    assert await backend.wipe(TASK), "the copy too"
+    await backend.aclose()

@@ -108,6 +108,8 @@ class EngineFacts:
     """Whether a container may have user 0."""
     has_archives: bool = False
     """Whether images that come as archives can run (``LoadsImages``)."""
+    archives_lack: str = ""
+    """Why they cannot, where a place for them is set."""
 
 
 @dataclass(frozen=True)

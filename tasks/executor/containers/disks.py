@@ -15,7 +15,7 @@ from typing import Final
 from tasks.executor.containers.errors import NoRoom
 from tasks.executor.containers.outputs import DEPTH_MAX, FILES_MAX, is_unfinished
 from tasks.executor.containers.request import RESTORED
-from tasks.kinds.disk_room import BLOCK_BYTES
+from tasks.kinds.disk_room import BLOCK_BYTES, inodes_of
 
 __all__ = ["MARKER", "ContainerDisk", "folder_state", "image_bytes", "missing_for_disks"]
 
@@ -26,13 +26,7 @@ _COMMAND_S: Final = 120
 WIPE_S: Final = 300.0
 WIPE_BYTES: Final = 4 << 20
 _MIB: Final = 1 << 20
-SMALL_MIB: Final = 512
-"""A disk below that may have a file for each ``SMALL_FILE_BYTES``, others for each ``USUAL_FILE_BYTES``."""
-SMALL_FILE_BYTES: Final = 4_096
-USUAL_FILE_BYTES: Final = 16_384
 INODE_BYTES: Final = 256
-OWN_INODES: Final = 256
-"""What the file system and the folders that each container has take, and what a count is rounded down by."""
 TABLES_SHARE: Final = 256
 TABLES_BYTES: Final = 1 << 20
 """Maps of the file system: so much, and one part in ``TABLES_SHARE``."""
@@ -55,12 +49,6 @@ def missing_for_disks() -> list[str]:
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
-
-
-def inodes_of(size_mib: int, entries: int = 0) -> int:
-    """Return how many files and folders a disk holds: as many as is usual for its size, and ``entries`` more."""
-    usual_bytes = SMALL_FILE_BYTES if size_mib < SMALL_MIB else USUAL_FILE_BYTES
-    return (size_mib << 20) // usual_bytes + entries + OWN_INODES
 
 
 def image_bytes(size_mib: int, entries: int = 0) -> int:

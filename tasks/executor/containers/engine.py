@@ -47,6 +47,10 @@ class RegistryLogin:
         value = {"username": self._user, "password": self._password, "serveraddress": server}
         return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
 
+    def pair(self) -> tuple[str, str]:
+        """Return user and password."""
+        return self._user, self._password
+
     def __repr__(self) -> str:
         return f"RegistryLogin({self._registry!r})"
 

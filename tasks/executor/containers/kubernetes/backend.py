@@ -47,6 +47,7 @@ from tasks.executor.containers.errors import (
 )
 from tasks.executor.containers.kubernetes.access import read_access
 from tasks.executor.containers.kubernetes.api import ClusterApi
+from tasks.executor.containers.kubernetes.bounds import named_end, passed_bound, shown_bound
 from tasks.executor.containers.kubernetes.canaries import are_policies_enforced, create_pod
 from tasks.executor.containers.kubernetes.checkpoints import fetch_checkpoint, let_go
 from tasks.executor.containers.kubernetes.comparing import check_made, check_pod
@@ -66,6 +67,7 @@ from tasks.executor.containers.kubernetes.manifests import (
     RECEIVER,
     Cluster,
     Place,
+    copy_room,
     job_body,
     namespace_body,
     place_of,
@@ -497,6 +499,8 @@ class KubernetesBackend:
             if (ended := _ended(self._why.get(task), pod, up_s)) is not None:
                 if ended.end is End.EVICTED:
                     _log.warning("the cluster took a container away", task=task, machine=pod.machine, why=pod.why)
+                if ended.end is End.SIGNALLED:
+                    ended = named_end(ended, await passed_bound(self._api, f"{place.path}/pods/{pod.name}", pod))
                 return ended
             if pod.late_s > LATE_S:  # no word of its machine comes any more: what it shows is old
                 _log.warning("a pod that was told to go does not go", task=task, machine=pod.machine)
@@ -567,6 +571,7 @@ class KubernetesBackend:
             raise ContainerRefused("outputs of a container that still runs are not read")
         path = f"{place.path}/pods/{pod.name}"
         log = await through_outage(partial(_log_of, self._api, path, request), PATIENCE_S, LOOK_S)
+        log += shown_bound(await passed_bound(self._api, path, pod))
         if not request.output_path:
             return Collected(log, None)
         if not pod.has_helper or pod.stage is Stage.RUNNING:
@@ -643,7 +648,10 @@ class KubernetesBackend:
             raise FolderChanges("the cluster no longer has the container")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=self._folder) as archive:
-            await fetch_checkpoint(self._api, f"{place.path}/pods/{pod.name}", archive, limit, PATIENCE_S)
+            await fetch_checkpoint(
+                self._api, f"{place.path}/pods/{pod.name}", archive, limit, copy_room(request), PATIENCE_S,
+                wipes=request.is_private,
+            )  # fmt: skip
             archive.seek(0)
             pack = partial(
                 pack_file, archive, Path(packed), limit, leaves_unfinished=True,

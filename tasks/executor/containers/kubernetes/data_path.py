@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import IO, Final
@@ -32,7 +32,7 @@ from tasks.executor.containers.outages import through_outage
 from tasks.executor.containers.outputs import archive_limit
 from tasks.executor.containers.settings import CHECKPOINT_FOLDER
 
-__all__ = ["AGAIN_S", "fetch_outputs", "read_archive", "send_inputs"]
+__all__ = ["AGAIN_S", "fetch_outputs", "send_inputs"]
 
 PIECE_BYTES: Final = 32 << 20
 READ_BYTES: Final = 1 << 20
@@ -161,30 +161,25 @@ async def fetch_outputs(api: ClusterApi, pod: str, file: IO[bytes], output_bytes
     for _ in range(READS_MAX):
         file.seek(0)
         file.truncate()
-        size, found = await read_archive(api, pod, file, output_bytes, patience_s, _outputs_from)
+        size, found = await _read_archive(api, pod, file, output_bytes, patience_s)
         if await _checksum(api, pod, patience_s) == found:
             return size
     raise BadOutputs("the outputs change while they are read")
 
 
-def _outputs_from(offset: int) -> tuple[str, ...]:
-    return agent_script(archive(offset))
-
-
-async def read_archive(
-    api: ClusterApi, pod: str, file: IO[bytes], output_bytes: int, patience_s: float,
-    command_from: Callable[[int], tuple[str, ...]],
+async def _read_archive(
+    api: ClusterApi, pod: str, file: IO[bytes], output_bytes: int, patience_s: float
 ) -> tuple[int, str]:  # fmt: skip
     """Write the archive, from the missing byte on after each outage; return its size and SHA-256.
 
-    ``command_from`` is the helper's command that writes it from an offset on. Raises like ``fetch_outputs``.
+    Raises like ``fetch_outputs``.
     """
     limit, size, heard_at = archive_limit(output_bytes), 0, trio.current_time()
     found = hashlib.sha256()
     while True:
         try:
             async with (
-                run_command(api, pod, HELPER, command_from(size)) as command,
+                run_command(api, pod, HELPER, agent_script(archive(size))) as command,
                 aclosing(command.output()) as output,  # type: ignore[type-var]
             ):
                 async for data in output:

@@ -5,6 +5,9 @@ gets its text. ``serve`` runs in a container of its own, under the user of the r
 may read that one's files and signal its processes. No command of the node enters that container, since the
 requester's processes could stop the runtime at it. ``run WORDS`` does, in the helper's container, under another
 user. It has the agent run the words, writes what they say, and ends as they do. ``end`` ends the agent.
+
+The agent also ends a container with more processes, or more files on its disk, than it may have (R165). A cluster
+bounds neither by itself: a pod may take all numbers of processes and all inodes of its machine.
 """
 
 from __future__ import annotations
@@ -35,6 +38,17 @@ broken (``exec_stream``), which it would try again for minutes."""
 TRIES = 50
 TRY_S = 0.1
 LOOK_S = 5.0
+WHY = FOLDER + "/why"
+"""The name of the bound that a container has passed, and how far."""
+DISK = "/dekube/disk"
+COUNT_S = 0.2
+FILES_S = 10.0
+FILES_SHARE = 10
+"""Files are counted for a tenth of the time at most."""
+DEPTH_MAX = 256
+"""A folder that is deeper is not looked into: its disk counts as full."""
+NAME_BYTES = 32
+"""What a name takes of a folder that cannot be read, at least on the usual file systems."""
 USE_FORM = struct.Struct(">QQ")
 FILE_BYTES_MAX = 64 << 10
 LOOKED_AT_MAX = 256
@@ -129,7 +143,7 @@ def work(connection: socket.socket) -> None:
             pass
 
 
-def serve(how: str) -> None:
+def serve(how: str, processes_max: int, files_max: int) -> None:
     """Run what is asked for until the pod ends; ``stay``: not before the pod's time to end is over."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "stay" else lambda *_: os._exit(0))
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -138,15 +152,19 @@ def serve(how: str) -> None:
     door.listen(WORKS_MAX)
     os.rename(DOOR + ".new", DOOR)
     works: set[int] = set()
-    measured_at = 0.0
+    measured_at, files = 0.0, FilesWatch(files_max)
     while True:
+        if (count := processes()) > processes_max:
+            end_others(f"processes {count}")
+        if files.look():
+            end_others(f"files {files_max}")
         for one in list(works):
             if os.waitpid(one, os.WNOHANG)[0]:
                 works.discard(one)
         if time.monotonic() > measured_at + LOOK_S:
             measured_at = time.monotonic()
             note_use()
-        readable, _, _ = select.select([door] if len(works) < WORKS_MAX else [], [], [], 1.0)
+        readable, _, _ = select.select([door] if len(works) < WORKS_MAX else [], [], [], COUNT_S)
         if not readable:
             continue
         connection, _ = door.accept()
@@ -159,6 +177,76 @@ def serve(how: str) -> None:
                 os._exit(0)
         works.add(child)
         connection.close()
+
+
+def processes() -> int:
+    """Return how many processes the pod has."""
+    return sum(name.isdigit() for name in os.listdir("/proc"))
+
+
+def end_others(why: str) -> None:
+    """End all processes of this user but this one, at once: none can make another one meanwhile."""
+    try:
+        with open(WHY, "x", encoding="ascii") as file:
+            file.write(why)
+    except OSError:  # it was written before, or its folder is full
+        pass
+    if os.getuid() == 0 or os.geteuid() == 0:  # no pod's agent is: it would end what is not its own
+        return
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except OSError:  # there is none
+        pass
+
+
+class FilesWatch:
+    """Counts the files of the disk now and then, in a process of its own: there may be millions."""
+
+    def __init__(self, files_max: int) -> None:
+        self.files_max = files_max
+        self.child, self.began, self.again_at = 0, 0.0, time.monotonic() + FILES_S
+
+    def look(self) -> bool:
+        """Whether the disk was found to hold too many files since the last call."""
+        now = time.monotonic()
+        if self.child:
+            found, status = os.waitpid(self.child, os.WNOHANG)
+            if found:
+                self.child, self.again_at = 0, now + max(FILES_S, FILES_SHARE * (now - self.began))
+                return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1
+        elif now > self.again_at:
+            self.began, self.again_at = now, now + FILES_S
+            try:
+                self.child = os.fork()
+            except OSError:  # no more processes: those are counted
+                return False
+            if self.child == 0:
+                os.nice(10)
+                os._exit(int(has_more_files(DISK, self.files_max)))
+        return False
+
+
+def has_more_files(root: str, files_max: int) -> bool:
+    """Whether a folder has more files and folders below it; no link is followed."""
+    count, waiting = 0, [(root, 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        if depth > DEPTH_MAX:
+            return True
+        try:
+            with os.scandir(path) as found:
+                for one in found:
+                    count += 1
+                    if one.is_dir(follow_symlinks=False):
+                        waiting.append((one.path, depth + 1))
+                    if count > files_max:
+                        return True
+        except OSError:  # it is gone, or may not be read
+            try:
+                count += os.lstat(path).st_size // NAME_BYTES
+            except OSError:
+                continue
+    return count > files_max
 
 
 def note_use() -> None:
@@ -218,5 +306,5 @@ def short(path: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve(sys.argv[2])
+        serve(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     sys.exit(run(sys.argv[2:]) if sys.argv[1] == "run" else run(["end"]))

@@ -15,7 +15,13 @@ from typing import Any, Final
 
 from tasks.custody.secrets import FOLDER as SECRETS_FOLDER
 from tasks.executor.containers.kubernetes.placement import ANYWHERE, Placement
-from tasks.executor.containers.kubernetes.scripts import RECEIVE, agent_command, serve_command, wait_for_sockets
+from tasks.executor.containers.kubernetes.scripts import (
+    COPY,
+    RECEIVE,
+    agent_command,
+    serve_command,
+    wait_for_sockets,
+)
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,
@@ -25,8 +31,8 @@ from tasks.executor.containers.kubernetes.secret_objects import (
 )
 from tasks.executor.containers.mirrors import NO_MIRRORS, Mirrors
 from tasks.executor.containers.request import SCRATCH_PATH, ContainerRequest
-from tasks.executor.containers.settings import CHECKPOINT_FOLDER, SOCKET_PATH, environment_of
-from tasks.kinds.disk_room import BLOCK_BYTES, ENTRIES_MAX, ENTRY_BYTES
+from tasks.executor.containers.settings import CHECKPOINT_FOLDER, PROCESSES_MAX, SOCKET_PATH, environment_of
+from tasks.kinds.disk_room import BLOCK_BYTES, ENTRIES_MAX, ENTRY_BYTES, inodes_of
 
 __all__ = [
     "AGENT",
@@ -37,6 +43,7 @@ __all__ = [
     "RECEIVER",
     "Cluster",
     "Place",
+    "copy_room",
     "helper_pod",
     "helper_user",
     "job_body",
@@ -67,6 +74,10 @@ STAGE_MIB: Final = 256
 """Room for pieces of the inputs that arrived and are not yet unpacked."""
 SOCKET_MIB: Final = 1
 AGENT_MIB: Final = 1
+HELPER_PROCESSES: Final = 64
+"""Processes of the pod that are not the requester's."""
+NAMES_MIB: Final = 48
+"""Room for the list of the files of a checkpoint: 65,536 lines, with names of 32 MiB (``helper_folder``)."""
 HELPER_USER: Final = 65_533
 LOG_MIB: Final = 64
 """What a container's log may take of its node's disk, beside the container's own disk."""
@@ -228,6 +239,8 @@ def main_container(request: ContainerRequest, cluster: Cluster) -> dict[str, Any
     # A pod is evicted when its volumes and logs exceed its containers' limits together, so inputs count too.
     here_mib = 0 if cluster.storage_class else limits.disk_mib
     stored_mib = here_mib + _inputs_mib(request) + STAGE_MIB + LOG_MIB
+    if request.checkpoint_path:
+        stored_mib += _copy_mib(request)
     given = _limits(limits.cores * 1_000, limits.memory_mib, stored_mib)
     if limits.gpus:
         given[cluster.gpu_resource] = str(limits.gpus)
@@ -263,6 +276,26 @@ def _inputs_mib(request: ContainerRequest) -> int:
     return 1 + -(-size // (1 << 20))
 
 
+def bounds_of(request: ContainerRequest) -> dict[str, int]:
+    """Return how many processes, and files on its disk, a container may have: those of one on an engine (R165)."""
+    restored = ENTRIES_MAX if request.checkpoint_path else 0
+    return {
+        "processes_max": PROCESSES_MAX + HELPER_PROCESSES,
+        "files_max": inodes_of(request.limits.disk_mib, restored),
+    }
+
+
+def copy_room(request: ContainerRequest) -> int:
+    """Return what the copy of a checkpoint takes at most (R149); a larger folder is not stored."""
+    spare = ENTRIES_MAX * (BLOCK_BYTES + ENTRY_BYTES)
+    return min(request.checkpoint_bytes + spare, request.limits.disk_mib << 20)
+
+
+def _copy_mib(request: ContainerRequest) -> int:
+    """Return the room for a copy of the checkpoint folder, and for the list of its names."""
+    return -(-copy_room(request) // (1 << 20)) + NAMES_MIB
+
+
 def _literal(text: str) -> str:
     """Return a text that the kubelet does not expand: it replaces ``$(NAME)``, and ``$$`` by ``$``."""
     return text.replace("$", "$$")
@@ -278,8 +311,9 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     # It reads the outputs; of a private container it overwrites them at the end, and the inputs.
     reads = [disk, inputs] if request.is_private else [_mount("disk", "/dekube/disk", read_only=True)]
     door, stays = _mount("agent", "/dekube/agent"), bool(request.checkpoint_path)
-    agent = _helper(AGENT, cluster.helper_image, "", user, [*reads, door]) | {
-        "command": [_literal(word) for word in agent_command(stays=stays)],
+    copies = [_mount("copy", COPY)] if request.checkpoint_path else []
+    agent = _helper(AGENT, cluster.helper_image, "", user, [*reads, door, *copies]) | {
+        "command": [_literal(word) for word in agent_command(stays=stays, **bounds_of(request))],
     }
     memory_mib = EGRESS_MEMORY_MIB if request.egress else HELPER_MEMORY_MIB
     helper = _helper(HELPER, cluster.helper_image, "", helper_user(user), [stage, socket, door], memory_mib) | {
@@ -316,6 +350,7 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
             claim("disk", limits.disk_mib) if cluster.storage_class else volume("disk", limits.disk_mib),
             volume("inputs", _inputs_mib(request)), volume("stage", STAGE_MIB),
             volume("socket", SOCKET_MIB), volume("agent", AGENT_MIB),
+            *([volume("copy", _copy_mib(request))] if request.checkpoint_path else ()),
             volume("shm", max(1, limits.memory_mib // 2), "Memory"),
             *([volume_body()] if request.secrets.files else ()),
         ],

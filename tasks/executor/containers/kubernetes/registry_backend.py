@@ -15,7 +15,8 @@ from typing import Final
 import structlog
 import trio
 
-from tasks.executor.containers.backend import EngineFacts, OnPull
+from tasks.custody.secrets import ContainerSecrets
+from tasks.executor.containers.backend import Ended, EngineFacts, OnLook, OnPull
 from tasks.executor.containers.errors import ContainerRefused, EngineUnavailable, ImageUnavailable
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend, KubernetesOptions
 from tasks.executor.containers.kubernetes.image_registry import ImageRegistry
@@ -50,17 +51,26 @@ class ClusterWithRegistry(KubernetesBackend):
         pushed = self._notes.read(self._notes.path(request))
         if pushed is None:
             raise ImageUnavailable(f"{request.image.reference}: it is gone from the registry")
-        return replace(request, image=Image(self._registry.repository(pushed.name), request.image.digest))
+        image = Image(self._registry.repository(pushed.name), request.image.digest)
+        return self._with_login(replace(request, image=image))
+
+    def _with_login(self, request: ContainerRequest) -> ContainerRequest:
+        """Return the request with the owner's login where its image is in the owner's registry."""
+        if not request.archive or self._registry.login is None:
+            return request
+        own = request.secrets
+        return replace(request, secrets=ContainerSecrets(own.variables, own.files, self._registry.login))
 
     async def probe(self) -> EngineFacts:
         """Tell what the cluster grants, and whether its registry answers (``ContainerBackend``)."""
-        facts, has_archives = await super().probe(), True
+        facts, why = await super().probe(), ""
         try:
             await self._registry.check()
         except (EngineUnavailable, ImageUnavailable) as error:
             _log.warning("images that come as files are not taken", error=str(error))
-            has_archives = False
-        return replace(facts, has_archives=has_archives)
+            why = str(error)
+        self._facts = replace(facts, has_archives=not why, archives_lack=why)
+        return self._facts
 
     async def check(self, request: ContainerRequest) -> EngineFacts:
         """Return the cluster's facts, or raise (``ContainerBackend``)."""
@@ -112,6 +122,10 @@ class ClusterWithRegistry(KubernetesBackend):
         await super().start(task, await trio.to_thread.run_sync(self._placed, request))
         await self._release(task)
 
+    async def watch(self, task: bytes, request: ContainerRequest, on_look: OnLook) -> Ended:
+        """Look at the container until it ends; its login leaves the namespace at once (``ContainerBackend``)."""
+        return await super().watch(task, self._with_login(request), on_look)
+
     async def remove(self, task: bytes) -> None:
         """Remove the container, and its private image if no other task needs it (``ContainerBackend``)."""
         try:
@@ -147,7 +161,7 @@ class ClusterWithRegistry(KubernetesBackend):
             is_last = pushed and not await trio.to_thread.run_sync(self._notes.is_shared, path, pushed)
             if pushed and is_last and not await self._registry.remove(pushed.name, pushed.digest):
                 _log.warning("the registry does not delete images", registry=self._registry.place)
-        except EngineUnavailable as error:  # tried again by the next sweep
+        except (EngineUnavailable, ImageUnavailable) as error:  # tried again by the next sweep
             _log.warning("an image could not be deleted", error=str(error))
             return
         await trio.to_thread.run_sync(partial(path.unlink, missing_ok=True))

@@ -16,6 +16,7 @@ __all__ = [
     "LINK_COMMAND",
     "OVERWRITE",
     "RECEIVE",
+    "WHY",
     "agent_command",
     "agent_script",
     "archive",
@@ -36,6 +37,7 @@ STAGE: Final = "/dekube/stage"
 INPUTS: Final = "/dekube/inputs"
 DISK: Final = "/dekube/disk"
 AGENT: Final = "/dekube/agent"
+COPY: Final = "/dekube/copy"
 
 RECEIVE: Final = f"""
 set -e
@@ -71,7 +73,7 @@ exec python3 -I -S {STAGE}/socket.py "$3"
 _AGENT: Final = f"""
 printf %s "$1" > {AGENT}/agent.py
 printf %s "$2" > {AGENT}/folder.py
-exec python3 -I -S {AGENT}/agent.py serve "$3"
+exec python3 -I -S {AGENT}/agent.py serve "$3" "$4" "$5"
 """
 _FOLDER: Final = ("python3", "-I", "-S", f"{AGENT}/folder.py")
 LINK_COMMAND: Final = ("python3", "-I", "-S", f"{STAGE}/socket.py", "link")
@@ -107,17 +109,24 @@ def serve_command(*, stays: bool, egress: bool = False) -> list[str]:
     ]  # fmt: skip
 
 
-def agent_command(*, stays: bool) -> list[str]:
-    """Return the command of the agent, which has the rights of the requester's container (``helper_agent``)."""
+def agent_command(*, stays: bool, processes_max: int, files_max: int) -> list[str]:
+    """Return the command of the agent, which has the rights of the requester's container (``helper_agent``).
+
+    It ends that container where it has more processes, or more files on its disk.
+    """
     return [
         "/bin/sh", "-c", _AGENT, "sh", _program("helper_agent.py"), _program("helper_folder.py"),
-        "stay" if stays else "serve",
+        "stay" if stays else "serve", str(processes_max), str(files_max),
     ]  # fmt: skip
 
 
 def by_agent(*words: str) -> tuple[str, ...]:
     """Return the command for the helper that has the agent run these words."""
     return ("python3", "-I", "-S", f"{STAGE}/agent.py", "run", *words)
+
+
+WHY: Final = by_agent("/bin/sh", "-c", f"head -c 64 {AGENT}/why")
+"""Tells which bound the requester's container has passed (``helper_agent``)."""
 
 
 def agent_script(script: str) -> tuple[str, ...]:
@@ -139,7 +148,7 @@ wipe() {{
   done
 }}
 while :; do echo; sleep 5; done & alive=$!
-wipe {DISK}; wipe {INPUTS}
+wipe {DISK}; wipe {INPUTS}; [ ! -d {COPY} ] || wipe {COPY}
 kill $alive
 exit $ok
 """
