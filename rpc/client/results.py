@@ -297,8 +297,9 @@ class Contract(ResultObject):
 class Machine(ResultObject):
     """A registered machine; its earnings go to ``payout``.
 
-    ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown. By it and its price
-    ``price_per_device_hour`` is what an hour of one costs. ``measured_rate`` is what counts for matching and
+    ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown.
+    ``price_per_device_hour`` is what an hour of one costs, by its price and the rate that its last speed trial
+    measured, or without one by ``rate``. ``measured_rate`` is what counts for matching and
     deadlines: what speed trials measured, or the claim on a chain without them. With None it is offered nothing.
     ``owed_ms`` is the time that
     the checks take which it has to do, on one slow core and a slow line.

@@ -68,6 +68,11 @@ def _trial(shown: _Shown, parameters: TaskParameters) -> Json | None:
     }
 
 
+def _hour_rate(shown: _Shown) -> int:
+    """Return the rate by which an hour is priced: what a trial measured while that counts, else the claim."""
+    return shown.record.profile.rate if shown.trial is None or shown.rate is None else shown.trial.rate
+
+
 def _tampering(found: TamperRecord | None) -> Json | None:
     if found is None:
         return None
@@ -99,7 +104,7 @@ def _node(shown: _Shown, node: NodeApi) -> Json:
         "rate": profile.rate,
         "measured_rate": shown.rate,
         "trial": _trial(shown, parameters),
-        "price_per_device_hour": str(hour_price(profile.rate, profile.price_per_tera_unit)),
+        "price_per_device_hour": str(hour_price(_hour_rate(shown), profile.price_per_tera_unit)),
         "slots": profile.slots,
         "busy_slots": record.busy_slots,
         "owed_ms": record.owed_ms,

@@ -15,6 +15,8 @@ _MS_MAX: Final = 1 << 40
 """35 years: what is added to the clock stays far within its range."""
 PAIRS_PER_CALL_MAX: Final = 1 << 18
 """Pairs of a bid and a machine in a call. Each costs a look at who could check it, and a bond."""
+WINDOW_SLACK_MIN: Final = 3
+"""No program takes more than so many times the time of its work units (R161)."""
 _BOUNDS: Final = {
     # Draws weigh nodes by their bonds: without a least one there might be nothing to draw by.
     "node_bond_min": (1, 1 << 100),
@@ -79,7 +81,7 @@ _BOUNDS: Final = {
     "cool_down_doublings_max": (0, 16),
     "decline_doublings_max": (0, 16),
     "slots_max": (1, 1024),
-    "window_slack": (1, 100),
+    "window_slack": (WINDOW_SLACK_MIN, 100),
     "seal_slack": (1, 100),
     "seal_bytes_per_s": (1, 1 << 40),
     "match_retry_ms": (1, 3_600_000),

@@ -95,7 +95,7 @@ from tasks.ledger import (
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
-from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, TaskParameters
+from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, WINDOW_SLACK_MIN, TaskParameters
 from tasks.programs import finetune, tensors
 from tasks.programs import generate as generate_program
 from tasks.programs import sampling as sampling_program
@@ -251,6 +251,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "prices_bytes_max": market_calls.PRICES_LIMIT_BYTES,
         "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
         "pairs_per_call_max": PAIRS_PER_CALL_MAX,
+        "window_slack_min": WINDOW_SLACK_MIN,
         "drawn_max": market_calls.DRAWN_MAX,
         "changed_max": auction.CHANGED_MAX,
         "replacing_bps": market_calls.REPLACING_BPS,

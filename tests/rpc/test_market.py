@@ -263,6 +263,9 @@ async def test_a_machine_shows_what_its_trials_measured() -> None:
     world.block()
     after = await shown()
     assert after["measured_rate"] == record.rate < after["rate"]
+    asked = int(after["price_per_tera_unit"])
+    assert int(before["price_per_device_hour"]) == hour_price(after["rate"], asked), "nothing was measured yet"
+    assert int(after["price_per_device_hour"]) == hour_price(record.rate, asked)
     trial = after["trial"]
     assert (trial["phase"], trial["checked"], trial["rate"]) == ("idle", True, record.rate)
     assert trial["ask_from_ms"] == record.begun_ms + TRIALS.trial_pause_ms

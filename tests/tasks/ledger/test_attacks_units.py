@@ -8,9 +8,11 @@ from typing import Final
 import pytest
 
 from billing.escrow import Purpose
+from state.primitives.errors import ConfigError
 from tasks.kinds.classifier import ClassifierPart, Model
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.parameters import WINDOW_SLACK_MIN
 from tasks.ledger.progress import window_span_ms
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
@@ -69,6 +71,15 @@ def test_n7_a_job_of_a_million_tiny_steps_is_paid_and_has_time_for_each_of_its_c
     assert window_span_ms(tiny, 0, 10**10, replace(QUICK, window_slack=3)) >= 3 * needed_ms > 100_000
 
 
+def test_no_chain_has_deadlines_below_the_time_of_the_slowest_program() -> None:
+    """The search for programs and operators (`bench programs`, `bench operators`) has this as its goal (R161)."""
+    with pytest.raises(ConfigError, match="window_slack"):
+        replace(QUICK, window_slack=WINDOW_SLACK_MIN - 1)
+    shortest = replace(QUICK, window_slack=WINDOW_SLACK_MIN, window_grace_ms=0)
+    for rate in (10**10, RATE_MAX):
+        assert window_span_ms(spec(), 0, rate, shortest) * rate >= 3 * 1_000 * spec().window_units(0)
+
+
 def test_a8_a_claimed_speed_wins_no_task_from_a_cheaper_machine() -> None:
     world = World()
     honest = world.add_machine(1, roles=WORK, price=WORTH // 2500, rate=10**10)
@@ -101,7 +112,7 @@ def test_a_boaster_is_late_where_an_honest_machine_is_not(is_boaster: bool) -> N
     """Both need a slow core's time for a window, and one of them claims more."""
     job = spec(total=4_000, segment=200, window=4_000)
     took_ms = 4_000 * job.step_ms
-    world = World(parameters=replace(QUICK, window_grace_ms=0, window_slack=2))
+    world = World(parameters=replace(QUICK, window_grace_ms=0, window_slack=3))
     world.add_machine(1, roles=WORK, manners=HAND_MADE, rate=10**11 if is_boaster else 10**9)
     world.add_machine(2, roles=CHECK)
     task = world.create(job)
