@@ -18,8 +18,9 @@ import numpy as np
 
 from tasks.models.errors import RowsInvalid
 from tasks.models.rows import FILE_BYTES_MAX, LINE_BYTES_MAX
+from tasks.models.strict_json import JsonFault, read_object
 
-__all__ = ["TABLES", "is_table", "lines_of"]
+__all__ = ["RECORD_BYTES_MAX", "TABLES", "is_table", "lines_of"]
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t"}
 ARRAY: Final = ".npy"
@@ -28,6 +29,8 @@ TABLES: Final = (*_SEPARATORS, ARRAY, TEXT)
 """Ends of names of files that become JSON lines; any other file has them already."""
 COLUMNS_MAX: Final = 16
 """Columns of a table: more than any kind of job has fields."""
+RECORD_BYTES_MAX: Final = 1 << 21
+"""Bytes of a record of a table, over all its lines: as much as ``COLUMNS_MAX`` fields of the library's length."""
 NUMBERS_MAX: Final = 1 << 24
 """Numbers of an array: as many tokens as the data of a job may have."""
 HEADER_BYTES_MAX: Final = 4_096
@@ -79,11 +82,25 @@ def _lines(data: bytes) -> Iterator[str]:
 
 
 def _text_rows(data: bytes, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and row of each line of a text that is not blank."""
+    """Yield number and row of each line of a text that is not blank. Raises RowsInvalid for JSON lines."""
+    is_first = True
     for number, line in enumerate(_lines(data.removeprefix(_BOM)), 1):
         text = line.removesuffix("\n").removesuffix("\r")
-        if text.strip():
-            yield number, {field: text}
+        if not text.strip():
+            continue
+        if is_first and _is_object(text):  # else the braces and names of fields would be learned as text
+            remedy = f'name a file of JSON lines .jsonl; a text of such lines has rows {{"{field}": ...}} there'
+            raise RowsInvalid(f"a JSON object in a file of plain text: {remedy}", number)
+        is_first = False
+        yield number, {field: text}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        read_object(text)
+    except JsonFault:
+        return False
+    return True
 
 
 def _table_rows(data: bytes, separator: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,9 +121,21 @@ def _table_rows(data: bytes, separator: str) -> Iterator[tuple[int, dict[str, An
 
 def _records(data: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the texts of each record that is not blank."""
-    reader = csv.reader(_lines(data), delimiter=separator, strict=True)
+    taken = 0
+
+    def lines() -> Iterator[str]:
+        """Yield lines, up to RECORD_BYTES_MAX of a record: a quoted text may go on to the end of the file."""
+        nonlocal taken
+        for text in _lines(data):
+            taken += len(text.encode())
+            if taken > RECORD_BYTES_MAX:
+                what = f"a record of more than {RECORD_BYTES_MAX} bytes"
+                raise RowsInvalid(f"{what}: a quote may be open; JSON lines take longer rows", line)
+            yield text
+
+    reader = csv.reader(lines(), delimiter=separator, strict=True)
     while True:
-        line = reader.line_num + 1
+        line, taken = reader.line_num + 1, 0
         try:
             record = next(reader, None)
         except csv.Error as error:

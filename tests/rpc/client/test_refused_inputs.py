@@ -13,7 +13,9 @@ import pytest
 
 from rpc.client.jobs import make_job
 from rpc.client.making import MadeJob
+from tasks.models.errors import RowsInvalid
 from tasks.models.rows import FILE_BYTES_MAX
+from tasks.models.tables import RECORD_BYTES_MAX, lines_of
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
 from tests.tasks.models.checkpoints import safetensors, tensors_of, write_folder
@@ -82,6 +84,10 @@ DATA: list[tuple[str, Callable[[Path], object], int | None, str]] = [
     ("rows.csv", lambda path: path.write_text("text,text\na,b\n"), 1, "different names expected"),
     ("rows.csv", lambda path: path.write_text("question\nab\n"), 2, "fields question; prompt and completion"),
     ("rows.csv", lambda path: path.write_text("\n"), None, "names of its columns|without a row"),
+    ("rows.csv", lambda path: path.write_text("text\n" + '"a\n",' * (RECORD_BYTES_MAX // 4)), 2,
+     "a record of more than 2097152 bytes.*JSON lines"),
+    ("rows.txt", lambda path: path.write_text("\n" + ROW * 16), 2,
+     "a JSON object in a file of plain text.*[.]jsonl"),
 ]  # fmt: skip
 
 
@@ -109,6 +115,27 @@ def test_a_large_file_is_refused_in_the_memory_of_a_small_one(folder: Path) -> N
         assert tracemalloc.get_traced_memory()[1] < FILE_BYTES_MAX // 32
     finally:
         tracemalloc.stop()
+
+
+def test_a_record_of_a_table_is_refused_before_all_of_it_is_held(folder: Path) -> None:
+    """Millions of short fields with line ends in them, in one record: no line is long, and no field."""
+    import tracemalloc
+
+    content = b"text\n" + b'"\n",' * (FILE_BYTES_MAX // 64)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RowsInvalid, match="a record of more than"):
+            lines_of(content, "rows.csv", "text")
+        assert tracemalloc.get_traced_memory()[1] < len(content) + 64 * RECORD_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_may_have_lines_that_only_look_like_json(folder: Path) -> None:
+    """The first line decides: a text with an object further below stays one."""
+    text = b"An object:\n" + ROW.encode() + b"[1, 2]\n"
+    assert lines_of(text, "rows.txt", "text").count(b'{"text":') == 3
+    assert lines_of(b"{ and no end\nab\n", "rows.txt", "text").count(b'{"text":') == 2
 
 
 def without(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
