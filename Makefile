@@ -20,7 +20,7 @@ TESTNET_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dev ml models peft help testnet demo-llm picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
-  release sim-nightly sim-release market disputes programs soak networks after-test cluster test-wallets test-clients test-stores test-kubernetes compose lock wheels image clean
+  release sim-nightly sim-release market disputes operators programs soak networks after-test cluster test-wallets test-clients test-stores test-kubernetes compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -101,7 +101,7 @@ fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has n
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 100 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --without-nightly tests/simulation
 
-nightly: nightly-tests test-clients test-stores fuzz sim-nightly market disputes programs ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
+nightly: nightly-tests test-clients test-stores fuzz sim-nightly market disputes operators programs ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
 
 nightly-tests: $(VENV)/dev.stamp ## tests marked nightly, which `make test` leaves out
 	$(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile -m nightly
@@ -117,6 +117,9 @@ market: $(VENV)/dev.stamp ## 34,000 markets with strategic agents; build/market/
 
 programs: $(VENV)/dev.stamp ## a search for programs whose time does not follow their work units; the last line says the worst
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m node bench programs --json --set drawn=400 --set changes=400
+
+operators: $(VENV)/dev.stamp ## 100,000 random cases of operators on each engine: kernel and reference give the same bits
+	OPERATOR_CASES=100000 $(BIN)/pytest -q -n $(JOBS) tests/tasks/programs/test_operators.py -k same_bits
 
 disputes: $(VENV)/dev.stamp ## 10,000 random games of disputes: liars and lying challengers lose each
 	DISPUTE_GAMES=600 $(BIN)/pytest -q -n $(JOBS) tests/tasks/dispute

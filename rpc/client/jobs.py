@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpc.client.api import ask_account, ask_fees, ask_receipt, send, send_beside, submit, wait_for
 from rpc.client.arguments import check_amount, check_key
@@ -31,6 +31,7 @@ from rpc.client.stores import (
     fetch_request,
     fetch_source,
     is_remote,
+    model_named,
     outputs_named,
     put_folder,
     remove_unused,
@@ -50,7 +51,7 @@ from rpc.client.tasks import (
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value
 from state.primitives.errors import StoreError
-from state.primitives.hashing import HASH_BYTES, keccak
+from state.primitives.hashing import HASH_BYTES, digest, keccak
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import BLOB_PIECES_MAX, PIECE_BYTES
 from state.primitives.transactions import decode_transaction
@@ -609,11 +610,17 @@ def _fetch_blobs(
     core: Core, request: Request, *, control: Path | None = None, cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Flow[Request]:  # fmt: skip
-    """Return the request with files of this machine instead of ``blob:NAME`` and mounts of ``task:ID/PATH``.
+    """Return the request with files of this machine instead of ``blob:NAME`` and what it names of tasks.
 
-    ``make_job`` does the other URLs. Both come from the node at ``control``, or from a gateway. Raises NoResult if
-    one is not available, ArchiveInvalid, ClientError, StoreError.
+    Of tasks those are mounts of ``task:ID/PATH``, and the model of ``task:ID`` that adapters change (R169).
+    ``make_job`` does the other URLs. All come from the node at ``control``, or from a gateway. Raises NoResult if
+    one is not available, RequestInvalid for a task without a public model, ArchiveInvalid, ClientError,
+    StoreError.
     """
+    if (named := model_named(request)) is not None:
+        model = yield from _fetch_model(core, request, named, control, cache or cache_folder(), progress)
+        changed: Any = request
+        request = changed._replace(model=model)
     found: dict[str, str] = {}
     for output in outputs_named(request):
         if str(output) not in found:
@@ -653,6 +660,49 @@ def _fetch_output(
     if not found.exists():
         raise NoResult(f"{output}: the task has left no such file or folder; it left {_told_names(whole)}")
     return str(found)
+
+
+def _fetch_model(
+    core: Core, request: Request, named: TaskRef, control: Path | None, cache: Path, progress: Progress | None
+) -> Flow[str]:  # fmt: skip
+    """Return the folder of the model that a task has trained. Raises RequestInvalid, NoResult."""
+    from tasks.requests.errors import RequestInvalid
+
+    terms = yield from ask_custody_terms(core, named.task)
+    if terms is not None and not terms.is_public:
+        text = "the task is private, and a model is a public input of a job: export it, and name its folder"
+        raise RequestInvalid(text, file=request.file, field="model")
+    found = yield from ask_result(core, named.task, control=control, step=named.step, progress=progress)
+    folder: Path = yield RunBlocking(partial(_written_model, request, found, cache))
+    return str(folder)
+
+
+def _written_model(request: Request, found: TaskResult, cache: Path) -> Path:
+    """Return the folder of a result that is a model; its bytes follow from the task and the state's root."""
+    from tasks.models.errors import FolderInvalid
+    from tasks.models.trained import left_model
+    from tasks.requests.errors import RequestInvalid
+
+    try:
+        files = left_model(found.spec, found.state, found.task)
+    except FolderInvalid as error:
+        raise RequestInvalid(str(error), file=request.file, field="model") from None
+    if files is None:
+        text = f"a task of kind {found.spec.kind} has no model of its own: name one that trained a language model"
+        raise RequestInvalid(text, file=request.file, field="model")
+    state = found.state.root(found.spec.plan())
+    place = cache / f"model-{digest(b'model-of-task', found.task + state).hex()}"
+    near = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
+    try:
+        (near / "content").mkdir(parents=True, mode=0o700)
+        for name, content in files.items():
+            (near / "content" / name).write_bytes(content)
+        _take_over(near, place)
+    except OSError as error:
+        raise StoreError(f"{error.filename or place}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(near, ignore_errors=True)
+    return place / "content"
 
 
 def _take_over(near: Path, place: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
@@ -17,16 +16,19 @@ from tasks.kinds.evaluate import KIND_EVALUATE
 from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.kinds.generate import KIND_GENERATE
 from tasks.models.byte_tokens import BYTES_VOCABULARY, ByteTokens
-from tasks.models.embedding import EmbeddingJob, TrainedEmbedder, make_embedding
+from tasks.models.embedding import EmbeddingJob, TrainedEmbedder, TunedEmbedder, make_embedding
 from tasks.models.errors import RowsInvalid
 from tasks.models.evaluating import EvaluatingJob, make_evaluating
-from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, make_generating
+from tasks.models.generating import GeneratingJob, TrainedModel, Tuned, byte_tokens, make_generating
 from tasks.models.jobs import LazyTokens, TuningJob, make_tuning
+from tasks.models.left import Begin, begin_of_files, begin_of_task
+from tasks.models.llama import Model
 from tasks.models.opening import open_embedder, open_model
-from tasks.models.rows import FILE_BYTES_MAX
+from tasks.models.rows import FILE_BYTES_MAX, Tokens
 from tasks.models.tables import is_table, lines_of
 from tasks.models.texts import LINES
 from tasks.models.training import TextFile, TrainingJob, make_training
+from tasks.programs.llama_shape import LlamaShape
 from tasks.requests.containing import ContainerRequest
 from tasks.requests.embedding import EmbeddingRequest
 from tasks.requests.errors import RequestInvalid
@@ -41,6 +43,14 @@ __all__ = ["MAKERS", "JobTerms", "MadeJob", "Maker", "check_tuned", "file_of", "
 PART_BYTES: Final = 1 << 20
 """Of a file that is too large, read at once to count its lines."""
 MadeJob: TypeAlias = TrainingJob | TuningJob | GeneratingJob | ContainerJob | EmbeddingJob | EvaluatingJob
+
+
+class OpenedFiles(NamedTuple):
+    """The files of a model, and what makes its tokens."""
+
+    shape: LlamaShape
+    load: Callable[[], Model]
+    tokeniser: Callable[[], Tokens]
 
 
 class JobTerms(NamedTuple):
@@ -80,6 +90,21 @@ def _asked(
         return
     with open_model(Path(request.tokenizer)) as opened:
         yield TrainedModel.of(tuned, opened.tokeniser)
+
+
+@contextmanager
+def _opened(
+    request: TuningRequest | GeneratingRequest | EvaluatingRequest | EmbeddingRequest,
+) -> Iterator[OpenedFiles]:
+    """Open the files of a model. Those of a task (R169) have the tokens that the request names."""
+    with ExitStack() as files:
+        found = files.enter_context(open_model(Path(request.model)))
+        tokeniser: Callable[[], Tokens] = found.tokeniser
+        if request.tokenizer == BYTES:
+            tokeniser = byte_tokens(found.shape.vocabulary)
+        elif request.tokenizer:
+            tokeniser = files.enter_context(open_model(Path(request.tokenizer))).tokeniser
+        yield OpenedFiles(found.shape, found.load, tokeniser)
 
 
 def file_of(name: str, request_file: str, field: str) -> bytes:
@@ -138,23 +163,35 @@ def _named(name: str) -> str:
 
 def _training(request: TrainingRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TrainingJob:
     check_tuned(request.file, request.adapter, start, "model")
+    with ExitStack() as files:
+        if request.model:
+            opened = files.enter_context(open_model(Path(request.model)))
+            tokens: Tokens = LazyTokens(opened)
+            return _trained_on(request, rows, tokens, opened.shape.vocabulary, begin_of_files(opened), terms)
+        tokens, vocabulary = ByteTokens(), BYTES_VOCABULARY
+        if request.tokenizer != BYTES:
+            opened = files.enter_context(open_model(Path(request.tokenizer)))
+            tokens, vocabulary = LazyTokens(opened), opened.shape.vocabulary
+        begin = None if start is None else begin_of_task(start, vocabulary)
+        return _trained_on(request, rows, tokens, vocabulary, begin, terms)
+
+
+def _trained_on(
+    request: TrainingRequest, rows: bytes, tokens: Tokens, vocabulary: int, begin: Begin | None, terms: JobTerms
+) -> TrainingJob:
     held: TextFile | None = None
     if request.validation:
         held = TextFile(_validation(request), _named(request.validation))
-    make = partial(
-        make_training, TextFile(rows, _named(request.data)), settings=request.settings, start=start,
-        validation=held, **terms.named,
+    return make_training(
+        TextFile(rows, _named(request.data)), tokens, vocabulary, request.settings, start=begin, validation=held,
+        **terms.named,
     )  # fmt: skip
-    if request.tokenizer == BYTES:
-        return make(tokens=ByteTokens(), vocabulary=BYTES_VOCABULARY)
-    with open_model(Path(request.tokenizer)) as opened:
-        return make(tokens=LazyTokens(opened), vocabulary=opened.shape.vocabulary)
 
 
 def _tuning(request: TuningRequest, rows: bytes, start: Tuned | None, terms: JobTerms) -> TuningJob:
     check_tuned(request.file, request.adapter, start)
     held = _validation(request) if request.validation else None
-    with open_model(Path(request.model)) as opened:
+    with _opened(request) as opened:
         return make_tuning(opened, rows, request.settings, validation=held, start=start, **terms.named)
 
 
@@ -162,7 +199,7 @@ def _generating(request: GeneratingRequest, rows: bytes, tuned: Tuned | None, te
     with _asked(request, tuned) as trained:
         if trained is not None:
             return make_generating(trained, rows, request.settings, **terms.named)
-    with open_model(Path(request.model)) as opened:
+    with _opened(request) as opened:
         return make_generating(opened, rows, request.settings, tuned=tuned, **terms.named)
 
 
@@ -174,6 +211,9 @@ def _embedding(request: EmbeddingRequest, rows: bytes, tuned: Tuned | None, term
     with _asked(request, tuned) as trained:
         if trained is not None:
             return make_embedding(TrainedEmbedder(trained), rows, request.settings, **terms.named)
+    if request.tokenizer:  # a decoder that a task has trained (R169)
+        with _opened(request) as files:
+            return make_embedding(TunedEmbedder(files), rows, request.settings, tuned=tuned, **terms.named)
     with open_embedder(Path(request.model)) as opened:
         return make_embedding(opened, rows, request.settings, tuned=tuned, **terms.named)
 
@@ -182,7 +222,7 @@ def _evaluating(request: EvaluatingRequest, rows: bytes, tuned: Tuned | None, te
     with _asked(request, tuned) as trained:
         if trained is not None:
             return make_evaluating(trained, rows, request.settings, **terms.named)
-    with open_model(Path(request.model)) as opened:
+    with _opened(request) as opened:
         return make_evaluating(opened, rows, request.settings, tuned=tuned, **terms.named)
 
 

@@ -29,14 +29,22 @@ from tasks.models.generating import (
     tuned_adapter,
     with_state,
 )
-from tasks.models.jobs import base_model, schedule_of, usual_batch
+from tasks.models.jobs import ModelFiles, base_model, schedule_of, usual_batch
 from tasks.models.left import name_of
 from tasks.models.rows import objects_of, text_of, tokens_of
 from tasks.programs.bert_shape import BertShape
 from tasks.programs.embed import LAST, TEXT_TOKENS, ModelShape, frozen_bytes, frozen_tensors, text_tensors
 from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
-__all__ = ["LONG_TEXTS", "EmbeddingJob", "EmbeddingSettings", "TrainedEmbedder", "make_embedding", "texts_of"]
+__all__ = [
+    "LONG_TEXTS",
+    "EmbeddingJob",
+    "EmbeddingSettings",
+    "TrainedEmbedder",
+    "TunedEmbedder",
+    "make_embedding",
+    "texts_of",
+]
 
 BATCH_MOST: Final = 16
 """Texts of a step at most, where nobody says how many."""
@@ -116,6 +124,34 @@ class TrainedEmbedder(NamedTuple):
     def load(self) -> FrozenModel:
         """Raises AssertionError: its weights are in the state of the task, and never frozen."""
         raise AssertionError("weights of a trained model are not frozen")
+
+
+class TunedEmbedder(NamedTuple):
+    """A decoder from its files as one that makes vectors, of the last token."""
+
+    files: ModelFiles
+    pooling: str = "last"
+    normalised: bool = True
+
+    @property
+    def shape(self) -> ModelShape:
+        """See EmbedderFiles."""
+        return self.files.shape
+
+    @property
+    def tokens(self) -> Callable[[], TextTokens]:
+        """See EmbedderFiles."""
+        return lambda: PlainTokens(self.files.tokeniser())
+
+    @property
+    def load(self) -> Callable[[], FrozenModel]:
+        """See EmbedderFiles."""
+
+        def loaded() -> FrozenModel:
+            found = self.files.load()
+            return FrozenModel(found.shape, found.tensors, found.notes)
+
+        return loaded
 
 
 class _LazyTokens:

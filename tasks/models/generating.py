@@ -39,7 +39,7 @@ from tasks.spec import LEVEL_EXACT, PROFILE_EXACT_2, JobSpec, Requirements
 
 __all__ = [
     "AskedModel", "GeneratingJob", "GeneratingSettings", "ModelSource", "TrainedModel", "Tuned", "adapter_named",
-    "check_size", "make_generating", "model_source", "tuned_adapter", "with_state",
+    "byte_tokens", "check_size", "make_generating", "model_source", "tuned_adapter", "with_state",
 ]  # fmt: skip
 
 BATCH_WANTED: Final = 8
@@ -93,14 +93,16 @@ class TrainedModel(NamedTuple):
             raise UnsupportedJob(
                 f"a task of kind {tuned.spec.kind} has no model of its own: name one that trained a language model"
             )
-        return cls(tuned, part.model.shape, tokeniser or _bytes_of(part.model.vocabulary))
+        return cls(tuned, part.model.shape, tokeniser or byte_tokens(part.model.vocabulary))
 
     def load(self) -> Model:
         """Raises AssertionError: its weights are in the state of the task, and never frozen."""
         raise AssertionError("weights of a trained model are not frozen")
 
 
-def _bytes_of(vocabulary: int) -> Callable[[], Tokens]:
+def byte_tokens(vocabulary: int) -> Callable[[], Tokens]:
+    """Return what opens the tokens of a model whose tokens are bytes. It raises UnsupportedJob for another one."""
+
     def opened() -> Tokens:
         if vocabulary != BYTES_VOCABULARY:
             raise UnsupportedJob(

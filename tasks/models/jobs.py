@@ -44,7 +44,6 @@ from tasks.models.rows import (
     rows_of,
     split_rows,
 )
-from tasks.models.tokens import Tokeniser
 from tasks.programs.finetune import PROJECTIONS, row_tensors
 from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
 from tasks.programs.loop import EVALUATIONS_MAX, Loop
@@ -161,7 +160,7 @@ class ModelFiles(Protocol):
         """Freezes its weights."""
 
     @property
-    def tokeniser(self) -> Callable[[], Tokeniser]:
+    def tokeniser(self) -> Callable[[], Tokens]:
         """Reads its tokeniser."""
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from state.primitives.manifests import manifest_of
 from tasks.engines.errors import UnsupportedJob
+from tasks.engines.pass_plan import adapter_plan_of
 from tasks.engines.state import TrainingState
 from tasks.kinds.adapters import TunedAdapter
-from tasks.kinds.decoder import DecoderPart
-from tasks.kinds.finetune import FinetunePart
+from tasks.kinds.decoder import DecoderModel, DecoderPart
+from tasks.kinds.finetune import MODEL_LLAMA, FinetunePart
+from tasks.models.llama import Model, expanded
+from tasks.programs.llama_shape import Adapter, LlamaShape, parameters_of
 from tasks.programs.looped import has_result, layout_of
 from tasks.spec import JobSpec
 
-__all__ = ["Tuned", "check_base", "name_of", "tuned_adapter", "whole_model"]
+__all__ = [
+    "Begin", "Tuned", "begin_of_files", "begin_of_task", "check_base", "name_of", "tuned_adapter", "whole_model",
+]  # fmt: skip
 
 
 class Tuned(Protocol):
@@ -59,6 +65,63 @@ def whole_model(trained: Tuned) -> TunedAdapter:
         raise UnsupportedJob("no evaluation of that task was complete, so it has no best model yet")
     root, layout = state.root(trained.spec.plan()), layout_of(part.shape)
     return TunedAdapter(name_of(state.encode()), root, 0, 0, (), state.step, layout)
+
+
+class WholeFiles(Protocol):
+    """An open model (``tasks.models.opening``)."""
+
+    @property
+    def shape(self) -> LlamaShape:
+        """Its shape."""
+
+    @property
+    def load(self) -> Callable[[], Model]:
+        """Freezes its weights."""
+
+
+class Begin(NamedTuple):
+    """The weights with which a training of a whole model begins: its model, and the state that has them.
+
+    ``named`` is what a specification says of that state (R133).
+    """
+
+    model: DecoderModel
+    named: TunedAdapter
+    state: TrainingState
+
+
+def begin_of_task(start: Tuned, vocabulary: int) -> Begin:
+    """Return the model that a task has trained. Raises UnsupportedJob for one of another vocabulary."""
+    named, part = whole_model(start), start.spec.part
+    assert isinstance(part, DecoderPart)
+    if part.model.vocabulary != vocabulary:
+        raise UnsupportedJob(
+            f"the model has {part.model.vocabulary} tokens, and this tokeniser {vocabulary}: name the folder that "
+            "it was trained on (tokenizer)"
+        )
+    return Begin(part.model, named, start.state)
+
+
+def begin_of_files(opened: WholeFiles) -> Begin:
+    """Return the weights of a model's files as a state after no step: as jobs compute them, of 15 bits (R170).
+
+    Raises UnsupportedJob for a model that no job trains as a whole, ModelError with file and remedy.
+    """
+    shape = opened.shape
+    if shape.biased:
+        raise UnsupportedJob("a model with biases of queries, keys and values: train adapters for it (finetune)")
+    named = Adapter(0, 0, (), 0)
+    plan = adapter_plan_of(shape, named)  # refused before a weight is read, if it is too large
+    model, tensors = opened.load(), {name: bytes(kind.size_bytes) for name, kind in plan.tensors().items()}
+    for name in parameters_of(shape):
+        tensors[f"{named.group}/{name}"] = expanded(model, name).tobytes()
+    state = TrainingState(0, tensors)
+    numbers = (
+        shape.vocabulary, shape.width, shape.layers, shape.heads, shape.key_heads, shape.head_width, shape.hidden,
+        shape.context, shape.rotary_base, shape.epsilon_nano, int(shape.tied),
+    )  # fmt: skip
+    left = TunedAdapter(name_of(state.encode()), state.root(plan), *named)
+    return Begin(DecoderModel(MODEL_LLAMA, *numbers), left, state)
 
 
 def check_base(tuned: Tuned, root: bytes) -> None:

@@ -14,7 +14,7 @@ from tasks.models.gguf import GgufFile, Setting
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama import BITS, WEIGHT_EXPONENT_MAX, LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators import Context
-from tasks.programs.operators.rows import QUANTISE, ROW_EXPONENT
+from tasks.programs.operators.rows import QUANTISE, ROW_EXPONENT, WIDTHS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN
 from tasks.programs.tensors import ElementType, TensorType
@@ -23,6 +23,7 @@ __all__ = [
     "Model",
     "TensorSource",
     "contents_of",
+    "expanded",
     "frozen",
     "frozen_tensor",
     "frozen_tensors",
@@ -82,6 +83,17 @@ def frozen(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ModelInvalid(f"a weight of 2^{WEIGHT_EXPONENT_MAX + 1} or more")
     integers = QUANTISE.run(_ARRAYS, [values, exponents], (BITS,), _CONTEXT)
     return integers.astype(np.int16), exponents.astype(np.int16)
+
+
+def expanded(model: Model, name: str) -> np.ndarray:
+    """Return a weight or vector as binary32, which holds each integer times its power of two exactly."""
+    found = model.tensors[name]
+    if found.dtype != np.int16:
+        return found.astype("<f4")
+    exponents = model.tensors[exponents_of(name)].astype(np.int32)
+    values: np.ndarray = np.ldexp(found.astype(np.float64), exponents - WIDTHS[BITS].depth)
+    # An integer of a row with a small exponent may be below what a store keeps.
+    return np.where(np.abs(values) < 2.0**STORED_EXPONENT_MIN, 0.0, values).astype("<f4")
 
 
 def _vector(values: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.state import TrainingState
 from tasks.models.byte_tokens import BYTES_VOCABULARY, END_TOKEN, tokenizer_files
 from tasks.models.errors import FolderInvalid, ModelError
@@ -24,10 +25,11 @@ from tasks.programs.decoder import state_tensors
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import whole_shape
 from tasks.programs.llama_shape import LAYOUT_MAX, Adapter, LlamaShape, parameters_of
-from tasks.programs.looped import has_result
+from tasks.programs.looped import has_result, layout_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.states import state_root
 from tasks.programs.tensors import TensorType, tensor_root
+from tasks.spec import JobSpec
 
 __all__ = [
     "FILES",
@@ -35,6 +37,7 @@ __all__ = [
     "check_model_folder",
     "check_trained_state",
     "is_of_training",
+    "left_model",
     "model_folder",
     "trained_receipt",
 ]
@@ -198,6 +201,20 @@ def model_folder(receipt: TrainedReceipt, parameters: Mapping[str, bytes]) -> di
         ENDS: json_bytes({"do_sample": False, **end}), README: _readme(receipt), RECEIPT: receipt.encode(),
         **(tokenizer_files(model.context) if is_bytes else {}),
     }  # fmt: skip
+
+
+def left_model(spec: JobSpec, state: TrainingState, task: bytes | None) -> dict[str, bytes] | None:
+    """Return the files of the model that a task has left; None for a task that trains no whole model.
+
+    Raises FolderInvalid for a state that has no best weights yet.
+    """
+    plan = spec.plan()
+    if not isinstance(plan, DecoderPlan):
+        return None
+    receipt = trained_receipt(
+        plan.shape.model, state, rows_root=spec.dataset.root, task=task, layout=layout_of(plan.shape)
+    )
+    return model_folder(receipt, state.tensors)
 
 
 def _readme(receipt: TrainedReceipt) -> bytes:

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from tasks.engines.decoder_training import first_state
-from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import join_tensors, rows_root
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.decoder import DecoderModel, DecoderPart
@@ -20,7 +19,7 @@ from tasks.kinds.decoder import TextRows as NamedRows
 from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule, Recompute, TrainingLoop
 from tasks.models.errors import RowsInvalid
 from tasks.models.jobs import kept_steps, schedule_of, usual_evaluations
-from tasks.models.left import Tuned, name_of, whole_model
+from tasks.models.left import Begin, name_of
 from tasks.models.rows import Tokens
 from tasks.models.texts import TextRows, split_stream, texts_of, token_rows, token_stream
 from tasks.programs.decoder import row_tensors
@@ -124,17 +123,18 @@ class TrainingJob(NamedTuple):
 
 def make_training(
     texts: TextFile, tokens: Tokens, vocabulary: int, settings: TrainingSettings, *, seed: bytes,
-    max_price_per_tera_unit: int, match_ms: int, start: Tuned | None = None, validation: TextFile | None = None,
+    max_price_per_tera_unit: int, match_ms: int, start: Begin | None = None, validation: TextFile | None = None,
 ) -> TrainingJob:  # fmt: skip
     """Return the job of a file of texts; ``validation`` is another one.
 
-    With ``start`` it goes on from the model that a task has left, which has its size.
+    With ``start`` it begins with these weights (``begin_of_task``, ``begin_of_files``), and the model has their
+    size.
 
     Raises RowsInvalid with line and column; UnsupportedJob.
     """
     model, left = settings.size.model(vocabulary), None
     if start is not None:
-        model, left = _left(start, vocabulary), whole_model(start)
+        model, left = start.model, start.named
     made = _rows_of(texts, validation, tokens, model, settings)
     rows, unnamed = made.rows, _part(made, model, settings)._replace(start=left)
     loop = Loop(unnamed.batch, rows.rows, made.train_rows, *unnamed.loop[:2])
@@ -199,21 +199,6 @@ def _rows_of(
     )
     notes = tuple(f"validation: {note}" for note in _notes(other))
     return _Data(both, train.rows, (*_notes(train), *notes))
-
-
-def _left(start: Tuned, vocabulary: int) -> DecoderModel:
-    """Return the model that a task has trained. Raises UnsupportedJob."""
-    part = start.spec.part
-    if not isinstance(part, DecoderPart):
-        raise UnsupportedJob(
-            f"a task of kind {start.spec.kind} has no model of its own: name one that trained a language model"
-        )
-    if part.model.vocabulary != vocabulary:
-        raise UnsupportedJob(
-            f"the model has {part.model.vocabulary} tokens, and this tokeniser {vocabulary}: name the folder that "
-            "it was trained on (tokenizer)"
-        )
-    return part.model
 
 
 def _part(made: _Data, model: DecoderModel, settings: TrainingSettings) -> DecoderPart:

@@ -8,7 +8,7 @@ from tasks.requests.fields import BY_TASK, JobFields
 from tasks.requests.references import TaskRef, ref_of
 from tasks.requests.training import BYTES
 
-__all__ = ["MODEL_FIELDS", "NamedModel", "adapter_of", "model_of"]
+__all__ = ["MODEL_FIELDS", "NamedModel", "adapter_of", "base_of", "model_of"]
 
 MODEL_FIELDS: Final = ("model", "adapter", "tokenizer")
 _NONE: Final = "none"
@@ -18,7 +18,8 @@ class NamedModel(NamedTuple):
     """Path of a model, and the task that tuned it, if one did.
 
     Where ``model`` is empty, ``adapter`` is the task that has trained the model from scratch. ``tokenizer`` is
-    the folder of its tokeniser then, empty for bytes.
+    the folder of its tokeniser then, empty for bytes. A model with adapters may be that of a task too: then
+    ``model`` names it (``TaskRef``), and ``tokenizer`` is BYTES or a folder.
     """
 
     model: str
@@ -32,11 +33,27 @@ def model_of(fields: JobFields) -> NamedModel:
         if fields.has("tokenizer"):
             raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
         return NamedModel(fields.path("model"), adapter_of(fields))
-    if fields.has("adapter"):
-        raise fields.wrong("adapter", "adapter: a model that a task has trained is asked without adapters")
+    tuned = adapter_of(fields)
+    if tuned is not None:
+        model, tokenizer = base_of(fields)
+        return NamedModel(model, tuned, tokenizer)
     trained = ref_of(fields, "model", "that trained a language model")
     is_bytes = fields.text("tokenizer", BYTES) == BYTES
     return NamedModel("", trained, "" if is_bytes else fields.path("tokenizer"))
+
+
+def base_of(fields: JobFields) -> tuple[str, str]:
+    """Return the model that adapters change, and its tokeniser: that of the model's files if empty.
+
+    The model is a path, or the name of a task that trained it (R169). Raises RequestInvalid.
+    """
+    if not fields.text("model").startswith(BY_TASK):
+        if fields.has("tokenizer"):
+            raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
+        return fields.path("model"), ""
+    named = str(ref_of(fields, "model", "that trained a language model"))
+    is_bytes = fields.text("tokenizer", BYTES) == BYTES
+    return named, BYTES if is_bytes else fields.path("tokenizer")
 
 
 def adapter_of(fields: JobFields) -> TaskRef | None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tasks.kinds.classifier import KIND_TRAIN
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
-from tasks.requests.fields import JobFields
+from tasks.requests.fields import BY_TASK, JobFields
 from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
 from tasks.requests.references import TaskRef, ref_of
 
@@ -28,8 +28,9 @@ _PRESET: Final = "small"
 class TrainingRequest(NamedTuple):
     """Where the texts lie, what makes tokens of them (BYTES, or the folder of a model), and the settings.
 
-    ``model`` is empty: no files have it. ``adapter`` is the task whose model is trained on, if there is one, and
-    which has the size then. ``validation`` is a file of texts for validation, empty if there is none. ``file``
+    ``model`` is the path of a model whose weights are the first ones, empty where no files have it. ``adapter``
+    is the task whose model is trained on, if there is one. Both have the size then. ``tokenizer`` is empty for
+    that of the model's files. ``validation`` is a file of texts for validation, empty if there is none. ``file``
     names the request.
     """
 
@@ -50,11 +51,14 @@ class TrainingRequest(NamedTuple):
 def training_of(fields: JobFields) -> TrainingRequest:
     """Return what is asked for. Raises RequestInvalid."""
     usual = TrainingSettings()
-    start = None
+    start, model = None, ""
     if fields.has("model"):
-        start = ref_of(fields, "model", "that trained a language model")
+        if fields.text("model").startswith(BY_TASK):
+            start = ref_of(fields, "model", "that trained a language model")
+        else:
+            model = fields.path("model")
         if fields.has(_SHAPE):
-            raise fields.wrong(_SHAPE, "shape: a model that a task has trained has its own; remove shape")
+            raise fields.wrong(_SHAPE, "shape: a model that is trained on has its own; remove shape")
     size = _size_of(fields)
     if fields.both("epochs", "steps"):
         raise fields.wrong("steps", "steps and epochs: give one of them")
@@ -80,10 +84,14 @@ def training_of(fields: JobFields) -> TrainingRequest:
         recompute=recompute_of(fields),
     )
     tokenizer = fields.text("tokenizer", BYTES)
+    if model and fields.has("tokenizer"):
+        raise fields.wrong("tokenizer", "tokenizer: a model that lies in files has its own; remove it")
     if tokenizer != BYTES:
         tokenizer = fields.path("tokenizer")
     data = fields.path("data")
-    return TrainingRequest(fields.file, data, tokenizer, settings, adapter=start, validation=loop.path)
+    return TrainingRequest(
+        fields.file, data, "" if model else tokenizer, settings, model, adapter=start, validation=loop.path
+    )
 
 
 def _size_of(fields: JobFields) -> DecoderSize:

@@ -12,7 +12,7 @@ from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
 from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
-from tasks.requests.models import adapter_of
+from tasks.requests.models import adapter_of, base_of
 from tasks.requests.references import TaskRef, path_or_task
 
 __all__ = ["TuningRequest", "tuning_of"]
@@ -21,7 +21,9 @@ _WHOLE: Final = (
     "epochs", "steps", "batch", "max_length", "warmup_steps", "segment_steps", *LOOP_WHOLE,
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
-_TEXTS: Final = ("kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference", RECOMPUTE)
+_TEXTS: Final = (
+    "kind", "model", "tokenizer", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference", RECOMPUTE,
+)  # fmt: skip
 PREFERENCES: Final = ("dpo",)
 """What trains on preferences."""
 BETA_NANO: Final = NANO // 10
@@ -40,7 +42,8 @@ class TuningRequest(NamedTuple):
     """Where the model and the rows lie, and what is to be done with them; ``file`` names the request.
 
     ``validation`` is a file of rows for validation; empty if there is none. ``adapter`` is the task whose adapters
-    this one goes on from: they have its rank, alpha and targets.
+    this one goes on from: they have its rank, alpha and targets. ``model`` and ``tokenizer`` are those of
+    ``base_of``.
     """
 
     file: str
@@ -49,6 +52,7 @@ class TuningRequest(NamedTuple):
     settings: TuningSettings
     validation: str = ""
     adapter: TaskRef | None = None
+    tokenizer: str = ""
 
     @property
     def kind(self) -> str:
@@ -97,7 +101,8 @@ def tuning_of(fields: JobFields) -> TuningRequest:
             "long_rows", f"long_rows: {', '.join(WHOLE_ROWS)} expected: a pair is compared as a whole"
         )
     data = path_or_task(fields, "data")
-    return TuningRequest(fields.file, fields.path("model"), data, settings, loop.path, start)
+    model, tokenizer = base_of(fields)
+    return TuningRequest(fields.file, model, data, settings, loop.path, start, tokenizer)
 
 
 def _beta(fields: JobFields) -> int:

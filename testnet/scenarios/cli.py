@@ -54,6 +54,8 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
     """Run a network in which one machine cheats or is offline; print who lost what.
 
     In cheating-worker a worker computes a lie. In finetune it does so in a job that tunes a small Llama.
+    In other-rate, coarse-weights and skipped-steps it trains another way than the job says.
+    In copied-result it publishes what another machine has left of the same job.
     In false-challenger a verifier disputes right work.
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
     In overload a requester posts jobs that take long to check.

@@ -15,10 +15,11 @@ from node.market.verifier import TaskVerifier
 from tasks.executor.results import Verdict
 from tasks.proofs import Code, SegmentLeaf
 from tasks.spec import JobSpec
-from testnet.scenarios.parts import LAZY, LIAR, SWINDLER
+from testnet.scenarios.copying import CopiersDuties
+from testnet.scenarios.parts import COARSE, COPIER, FAST, LAZY, LIAR, SKIPPER, SWINDLER
 from testnet.scenarios.swindle import SwindlersDuties
 
-__all__ = ["PARTS"]
+__all__ = ["PARTS", "CoarseDuties", "FastDuties", "LyingDuties", "SkippingDuties"]
 
 
 class LyingDuties(DutyService):
@@ -43,7 +44,28 @@ class LazyDuties(DutyService):
     verifier_type = LazyVerifier
 
 
-PARTS: Final[Mapping[str, type[DutyService]]] = {LIAR: LyingDuties, LAZY: LazyDuties, SWINDLER: SwindlersDuties}
+class FastDuties(DutyService):
+    """Trains with twice the learning rate."""
+
+    child_module = "testnet.scenarios.rate_child"
+
+
+class CoarseDuties(DutyService):
+    """Reads frozen weights of 4 bits."""
+
+    child_module = "testnet.scenarios.coarse_child"
+
+
+class SkippingDuties(DutyService):
+    """Leaves steps out."""
+
+    child_module = "testnet.scenarios.skipping_child"
+
+
+PARTS: Final[Mapping[str, type[DutyService]]] = {
+    LIAR: LyingDuties, LAZY: LazyDuties, SWINDLER: SwindlersDuties, FAST: FastDuties, COARSE: CoarseDuties,
+    SKIPPER: SkippingDuties, COPIER: CopiersDuties,
+}  # fmt: skip
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -25,6 +25,8 @@ CHANGE: Final = 2.0**-8
 EVERY: Final = 4
 """Of so many steps one is false: a segment has that many, or more."""
 OFFSET: Final = 2
+COARSE_BITS: Final = 4
+_LOST: Final = 1 << (15 - COARSE_BITS)
 RATE_FACTOR: Final = 2
 """How many times too large the learning rate of a fine-tuning liar is."""
 
@@ -55,7 +57,7 @@ def install_rate() -> None:
 
 
 def install_coarse() -> None:
-    """Make every program of this process read frozen weights of 8 bits instead of 15."""
+    """Make every program of this process read frozen weights of COARSE_BITS bits instead of 15."""
     load = Runner.load
 
     def coarse_load(self: Runner, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:
@@ -69,7 +71,7 @@ def install_coarse() -> None:
 def _coarse(name: str, content: bytes) -> bytes:
     if name.endswith(("norm", "bias", "/exponents")):
         return content
-    return bytes((np.frombuffer(content, dtype="<i2") // 256 * 256).astype("<i2").tobytes())
+    return bytes((np.frombuffer(content, dtype="<i2") // _LOST * _LOST).astype("<i2").tobytes())
 
 
 def install_skip() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LAZY", "LIAR", "OVERLOADER", "SWINDLER"]
+__all__ = ["COARSE", "COPIER", "FAST", "LAZY", "LIAR", "OVERLOADER", "SKIPPER", "SWINDLER"]
 
 LIAR: Final = "liar"
 LAZY: Final = "lazy"
 SWINDLER: Final = "swindler"
+FAST: Final = "fast"
+COARSE: Final = "coarse"
+SKIPPER: Final = "skipper"
+COPIER: Final = "copier"
 OVERLOADER: Final = "overloader"
 """A requester; it has no machine."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from node.cli.run import drain_node
 from node.cli.tasks.keeping import end_custody
 from node.home.load import load_node_options
 from node.market.posting import Job, make_digits_job, next_of_update, say_update
@@ -45,6 +46,7 @@ __all__ = ["Outcome", "Scenario"]
 
 ANSWER_S: Final = 10
 BOND_PATIENCE_S: Final = 180.0
+ACTIVE_PATIENCE_S: Final = 60.0
 TASK_TIMEOUT_S: Final = 480.0
 POLL_S: Final = 0.2
 SIZES: Final[Mapping[str, Any]] = {
@@ -145,9 +147,12 @@ class Scenario:
             tuned = self._tuning_job(client) if self._story.tunes else None
             job = self._digits_job(client) if tuned is None else Job(tuned.spec, tuned.spec.dataset.blob)
             others = self._overload(client)
+            late = list(self._story.late)
+            if self._story.first:
+                others = [*others, self._done_before(client, job, token)]
+                late = [self._story.first]
             self._task = task = self._post(client, job)
             self._say(f"Task {hexed(task)}")
-            late = list(self._story.late)
             if self._story.is_offline:
                 self._leave(task, token)
                 while late:
@@ -208,8 +213,37 @@ class Scenario:
         )
         trio.from_thread.run(self._cluster.stop, name, trio_token=token)
 
+    def _done_before(self, client: Client, job: Job, token: trio.lowlevel.TrioToken) -> bytes:
+        """Have the job done by its first machine, which takes no more; the others join. Return the task."""
+        task = self._post(client, job)
+        self._say(f"Task {hexed(task)}, done by {self._story.first}")
+        self._follow(client, task, token, [])
+        drain_node(self._cluster.home(self._story.first), {"on": True, "stop": False, "leave": True}, waits=False)
+        for name in self._story.late:
+            self._join(name, token)
+        self._wait_active(client, set(self._story.late), {self._story.first})
+        return task
+
+    def _wait_active(self, client: Client, wanted: set[str], others: set[str]) -> None:
+        """Wait until some machines take jobs and others do not. Raises TaskEnded."""
+        deadline, names = time.monotonic() + ACTIVE_PATIENCE_S, self._names()
+        while True:
+            found = {
+                names.get(parse_address(node["address"]), "")
+                for node in client.items("dekube_getNodes")
+                if node["status"] == "active"
+            }
+            if wanted <= found and not others & found:
+                return
+            if time.monotonic() > deadline:
+                raise TaskEnded(f"machines that take jobs: {', '.join(sorted(found))}")
+            time.sleep(0.5)
+
     def _join(self, name: str, token: trio.lowlevel.TrioToken) -> None:
         self._say(f"                  {name} joins the network")
+        if name == self._story.first:
+            drain_node(self._cluster.home(name), {"on": False, "stop": False, "leave": False}, waits=False)
+            return
         trio.from_thread.run(self._cluster.restart, name, trio_token=token)
 
     def _result_root(self, client: Client, task: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from testnet.scenarios.parts import LAZY, LIAR, OVERLOADER, SWINDLER
+from testnet.scenarios.parts import COARSE, COPIER, FAST, LAZY, LIAR, OVERLOADER, SKIPPER, SWINDLER
 
 __all__ = ["STORIES", "Story"]
 
@@ -48,6 +48,8 @@ class Story:
     workers: int = WORKERS
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Roles of members, where they have others than usual."""
+    first: str = ""
+    """The machine that does the same job before the cheat has it, and again where the cheat is found."""
     tunes: bool = False
     """Whether the task fine-tunes a model; else it trains a classifier."""
     requester: str = ""
@@ -82,6 +84,26 @@ STORIES: Final[Mapping[str, Story]] = {
             "finetune",
             "a model learns a text; worker-0 changes one value of an adapter in some steps",
             "worker-0", LIAR, late=("worker-1",), tunes=True,
+        ),
+        Story(
+            "other-rate",
+            "a model learns a text; worker-0 trains with twice the learning rate",
+            "worker-0", FAST, late=("worker-1",), tunes=True,
+        ),
+        Story(
+            "coarse-weights",
+            "a model learns a text; worker-0 computes with weights of 4 bits",
+            "worker-0", COARSE, late=("worker-1",), tunes=True,
+        ),
+        Story(
+            "skipped-steps",
+            "a model learns a text; worker-0 leaves every fourth step out",
+            "worker-0", SKIPPER, late=("worker-1",), tunes=True,
+        ),
+        Story(
+            "copied-result",
+            "worker-1 does a job; worker-0 gets the same job, and publishes what worker-1 has left",
+            "worker-0", COPIER, late=("worker-0",), tunes=True, first="worker-1",
         ),
         Story(
             "false-challenger",

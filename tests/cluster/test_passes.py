@@ -1,4 +1,4 @@
-"""One job file on a network of processes: vectors of texts; a model that is tuned, evaluated and asked."""
+"""Job files on a network of processes: vectors of texts; models that are trained, tuned, evaluated and asked."""
 
 from __future__ import annotations
 
@@ -57,3 +57,31 @@ def test_a_file_embeds_tunes_evaluates_and_asks(net: Network, tmp_path: Path) ->
     for folder in ("vectors", "losses"):
         checked = ask(net, "verify", tmp_path / folder)
         assert checked["proved"] and checked["not_checked"] == []
+
+
+def test_a_file_trains_a_model_tunes_it_evaluates_and_asks_it(net: Network, tmp_path: Path) -> None:
+    """The second job's base is what the first one has left; nobody names a file of a model (R169)."""
+    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    rows = [{"prompt": "the q", "completion": f"uilt covers bed {number}"} for number in range(8)]
+    prompts = [{"prompt": "the q"}] * 128
+    for file, lines in (("rows", rows), ("test", rows * 16), ("prompts", prompts)):
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    job = tmp_path / "all.yaml"
+    job.write_text(
+        "budget: 60 DKB\ncustody: false\njobs:\n"
+        "  learn: {kind: train, data: book.txt, steps: 128, batch: 2,"
+        " shape: {layers: 1, width: 16, heads: 2, context: 32}}\n"
+        "  tune: {kind: finetune, model: job:learn, data: rows.jsonl, steps: 128, batch: 2}\n"
+        "  test: {kind: evaluate, model: job:learn, adapter: job:tune, data: test.jsonl, batch: 1}\n"
+        "  ask: {kind: generate, model: job:learn, adapter: job:tune, data: prompts.jsonl, new_tokens: 4}\n"
+    )
+    posted = ask(net, "task", "create", "--file", job, "--watch")
+    assert posted["phase"] == "settled"
+    tasks = {one["job"]: one["task"] for one in posted["tasks"]}
+    told = ask(net, "task", "result", tasks["tune"], "--out", tmp_path / "adapters", "--base", "learned")
+    checked = ask(net, "verify", tmp_path / "adapters")
+    assert checked["proved"] and checked["not_checked"] == []
+    assert ask(net, "task", "result", tasks["test"], "--out", tmp_path / "losses")["proved"]
+    whole = json.loads((tmp_path / "losses/evaluation.json").read_text())
+    assert whole["adapter_root"] == told["state_root"]
+    assert ask(net, "task", "result", tasks["ask"])["proved"]

@@ -101,6 +101,17 @@ def test_a_lie_in_an_adapter_costs_its_worker_the_bond_and_the_folder_proves_its
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["other-rate", "coarse-weights", "skipped-steps", "copied-result"])
+def test_a_worker_that_trains_otherwise_or_copies_loses_its_bond(name: str, tmp_path: Path) -> None:
+    """Each on a network of processes; the copied states are right, and what their worker cannot know is not."""
+    root = tmp_path / "net"
+    with scenario(name, root) as process:
+        found = outcome(process)
+    assert found["voided_windows"] >= 1 and int(found["gains"]["worker-1"]) > 0
+    assert set(found["disputes"]["worker-0"]) == {"lost"}
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["false-challenger", "lazy-verifier"])
 def test_a_cheating_verifier_pays_the_worker(name: str, tmp_path: Path) -> None:
     with scenario(name, tmp_path / "net") as process:

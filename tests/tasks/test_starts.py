@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from struct import unpack
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,10 +32,12 @@ from tasks.ledger.screening import check_start
 from tasks.models.byte_tokens import ByteTokens
 from tasks.models.embedding import EmbeddingSettings, TrainedEmbedder, make_embedding
 from tasks.models.evaluating import EvaluatingSettings, make_evaluating
-from tasks.models.generating import GeneratingSettings, TrainedModel, make_generating
+from tasks.models.generating import GeneratingSettings, TrainedModel, byte_tokens, make_generating
 from tasks.models.jobs import TuningSettings, make_tuning
-from tasks.models.left import tuned_adapter, whole_model
+from tasks.models.left import begin_of_files, begin_of_task, tuned_adapter, whole_model
+from tasks.models.opening import open_model
 from tasks.models.row_results import evaluation_of
+from tasks.models.trained import left_model
 from tasks.models.training import DecoderSize, TextFile, TrainingSettings, make_training
 from tasks.programs.llama_shape import LlamaShape
 from tasks.programs.program import SourceKind
@@ -210,7 +214,8 @@ TEXT = b"the quick brown fox jumps over the lazy dog. " * 6
 def trained_on(start: Left | None, steps: int) -> Left:
     size = DecoderSize(1, 16, 2, 32)
     asked = TrainingSettings(size=size, steps=steps, batch=4, schedule="constant", learning_rate_nano=10_000_000)
-    job = make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, asked, start=start, **TERMS)
+    begin = None if start is None else begin_of_task(start, 257)
+    job = make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, asked, start=begin, **TERMS)
     spec = decode_spec(encode_spec(job.spec))
     assert spec_from_json(spec_to_json(spec)) == spec
     plan: Any = spec.plan()
@@ -244,11 +249,59 @@ def test_a_trained_model_is_trained_on_evaluated_and_asked() -> None:
     Generator(plan, model, rows_asked, ARRAYS, no_tokens(plan)).run_steps(plan.shape.steps)
 
 
+def test_a_trained_model_is_tuned_and_its_adapters_are_evaluated(tmp_path: Path) -> None:
+    """Its weights are frozen by whoever posts the job: who has the state makes the same root (R169)."""
+    first = trained_on(None, 20)
+    files = left_model(first.spec, first.state, b"t" * 32)
+    assert files is not None and left_model(first_tuned().spec, first_tuned().state, None) is None
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    rows = b'{"prompt": "the q", "completion": "uilt covers the bed"}\n' * 4
+    with open_model(tmp_path) as found:
+        opened: Any = Files(found.shape, found.load, byte_tokens(found.shape.vocabulary))
+        chosen = TuningSettings(steps=12, batch=2, rank=4, alpha=8, learning_rate_nano=30_000_000)
+        job = make_tuning(opened, rows, chosen, **TERMS)
+        spec = decode_spec(encode_spec(job.spec))
+        plan: Any = spec.plan()
+        run = Tuner(
+            plan, read_model(plan.shape, job.model), read_rows(plan.shape, job.rows), ARRAYS, first_state(plan)
+        )
+        run.run_steps(12)
+        tuned_left = Left(spec, run.state())
+        before, after = (
+            losses(make_evaluating(opened, rows, EvaluatingSettings(), tuned=left, **TERMS))
+            for left in (None, tuned_left)
+        )
+        whole = losses(make_evaluating(TrainedModel.of(first, None), rows, EvaluatingSettings(), **TERMS))
+        assert abs(before - whole) < 1e-3 * whole  # as near as 15 bits are to the weights of the state
+        assert after < 0.99 * before, (before, after)  # the head, which is the embedding, is not tuned
+        with pytest.raises(UnsupportedJob, match="trained on another model"):
+            make_generating(OPENED, b'{"input_ids": [1]}\n', GeneratingSettings(), tuned=tuned_left, **TERMS)
+
+
+def test_all_weights_of_a_model_in_files_are_trained_on() -> None:
+    """The first step's loss is that of the files' model, and the last one's is lower."""
+    model = made_model(TINY, 3)
+    files: Any = Files(TINY, lambda: model)
+    rows = b'{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n'
+    asked = TrainingSettings(steps=16, batch=1, schedule="constant", learning_rate_nano=3_000_000, warmup_steps=0)
+    job = make_training(
+        TextFile(rows, "a.jsonl"), ByteTokens(), TINY.vocabulary, asked, start=begin_of_files(files), **TERMS
+    )
+    spec = decode_spec(encode_spec(job.spec))
+    begun, plan = spec.start(), cast("Any", spec.plan())
+    assert begun is not None
+    run = DecoderTrainer(plan, read_rows(plan.shape, job.rows), ARRAYS, begun.state(job.adapter))
+    found = [unpack("<d", run.run_steps(1)[1].to_bytes(8, "little"))[0] for _ in range(16)]
+    wanted = losses(make_evaluating(files, rows, EvaluatingSettings(), **TERMS))
+    assert abs(found[0] - wanted) < 1e-3 * wanted and found[-1] < 0.7 * found[0], (wanted, found)
+
+
 def test_a_model_of_other_tokens_or_of_another_kind_is_not_trained_on() -> None:
     with pytest.raises(UnsupportedJob, match="the model has 40 tokens, and this tokeniser 257"):
-        make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, TrainingSettings(), start=left_behind(), **TERMS)
+        begin_of_task(left_behind(), 257)
     with pytest.raises(UnsupportedJob, match="kind finetune has no model of its own"):
-        make_training(TextFile(TEXT, "a.txt"), ByteTokens(), 257, TrainingSettings(), start=first_tuned(), **TERMS)
+        begin_of_task(first_tuned(), 257)
     spec, left = trained()[0], whole_model(left_behind(shape=replace(TINY, layers=2)))
     assert isinstance(left, TunedAdapter)
     changed = spec.changed(start=left._replace(rank=2, alpha=4, targets=("query",)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from node.cli.files import read_text
 from node.home.paths import Home
-from tasks.requests.sources import is_url
+from tasks.requests.sources import is_output, is_url
 
 if TYPE_CHECKING:
     from tasks.requests.reading import JobFile
@@ -33,7 +33,7 @@ def read_job(file: Path, home: Home | None = None) -> JobFile:
 def _named_model(model: str, file: Path, home: Home) -> str:
     """Return the path of a model of the home, where ``model`` is a bare name and no file beside the job file."""
     place = Path(model)
-    if is_url(model) or place.parent != file.parent or place.exists():
+    if is_url(model) or is_output(model) or place.parent != file.parent or place.exists():
         return model
     from node.home.models import find_model
 

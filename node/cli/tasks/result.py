@@ -25,7 +25,6 @@ from rpc.client.core import hexed
 from rpc.client.tasks import TaskResult, spec_of
 from state.primitives.errors import ConfigError
 from tasks.custody.sealed import OutputIsGarbage
-from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import EngineMissing
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.kinds.generate import GeneratePart
@@ -307,17 +306,13 @@ def _folder_of(base: str, found: TaskResult) -> Mapping[str, bytes]:
     """Return the files of a folder by name."""
     from tasks.models.adapters import adapter_folder, receipt_of
     from tasks.models.row_results import RowReceipt, row_folder
-    from tasks.models.trained import model_folder, trained_receipt
-    from tasks.programs.looped import layout_of
+    from tasks.models.trained import left_model
 
     spec, plan, state = found.spec, found.spec.plan(), found.state
     if isinstance(spec.part, EmbedPart | EvaluatePart):
         return row_folder(RowReceipt(found.task, spec, state.step, state.root(plan)), state)
-    if isinstance(plan, DecoderPlan):
-        trained = trained_receipt(
-            plan.shape.model, state, rows_root=spec.dataset.root, task=found.task, layout=layout_of(plan.shape)
-        )
-        return model_folder(trained, state.tensors)
+    if (trained := left_model(spec, state, found.task)) is not None:
+        return trained
     assert isinstance(plan, TuningPlan)
     receipt = receipt_of(
         plan.shape, state, base=base, model_root=spec.model_root(), rows_root=spec.dataset.root, task=found.task

@@ -6,6 +6,7 @@ from rpc.client.stores.fetching import (
     fetch_request,
     fetch_source,
     is_remote,
+    model_named,
     outputs_named,
     remove_unused,
     replaced,
@@ -13,6 +14,6 @@ from rpc.client.stores.fetching import (
 from rpc.client.stores.putting import PutReport, put_folder
 
 __all__ = [
-    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "is_remote",
+    "PutReport", "blobs_named", "cache_folder", "fetch_request", "fetch_source", "is_remote", "model_named",
     "outputs_named", "put_folder", "remove_unused", "replaced",
 ]  # fmt: skip

@@ -40,6 +40,7 @@ from tasks.requests.sources import (
 
 if TYPE_CHECKING:
     from tasks.requests.reading import Request
+    from tasks.requests.references import TaskRef
 
 __all__ = [
     "blobs_named",
@@ -47,6 +48,7 @@ __all__ = [
     "fetch_request",
     "fetch_source",
     "is_remote",
+    "model_named",
     "outputs_named",
     "remove_unused",
     "replaced",
@@ -62,7 +64,7 @@ KEPT_S: Final = 14 * 24 * 3_600
 STATE_BYTES_MAX: Final = 64 << 20
 _HASHED_BYTES: Final = 1 << 20
 _FIELDS: Final = ("data", "model", "tokenizer", "validation", "image")
-_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|(?:blob|task)-[0-9a-f]{64}")
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}|(?:blob|task|model)-[0-9a-f]{64}")
 """Names that are made here: a program may name a folder with other files for the cache."""
 
 
@@ -139,9 +141,16 @@ def outputs_named(request: Request) -> list[OutputPlace]:
     return [output_of(mount.source) for mount in getattr(request, "mounts", ()) if is_output(mount.source)]
 
 
+def model_named(request: Request) -> TaskRef | None:
+    """Return the task whose model a request names as the one that adapters change."""
+    from tasks.requests.references import read_ref
+
+    return read_ref(getattr(request, "model", ""))
+
+
 def is_remote(request: Request) -> bool:
-    """Whether a request names what a client of a node or gateway has to fetch: blobs, or outputs of tasks."""
-    return bool(blobs_named(request) or outputs_named(request))
+    """Whether a request names what a client of a node or gateway fetches: blobs, outputs or models of tasks."""
+    return bool(blobs_named(request) or outputs_named(request) or model_named(request))
 
 
 def fetch_source(source: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:

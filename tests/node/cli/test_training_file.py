@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from node.cli.tasks.job_file import read_job
 from node.cli.tasks.told import told_job
 from rpc.client.jobs import blobs_of, make_job
+from rpc.client.stores import is_remote, model_named
 from state.primitives.errors import DekubeError
+from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
+from tasks.models.left import begin_of_files
+from tasks.models.llama import expanded, frozen
+from tasks.models.opening import open_model
 from tasks.models.training import PRESETS
+from tasks.programs.llama_shape import LlamaShape, parameters_of
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import kind_of, read_file
 from tasks.requests.references import TaskRef
@@ -141,7 +148,7 @@ def test_the_tokens_of_a_models_folder_are_taken(folder: Path) -> None:
         ("heads: 2", "heads: 2, tied: 1", "line 4: tied: true or false"),
         ("{layers: 2, width: 16, heads: 2, context: 12}", "huge", "line 4: shape: tiny, small, medium, large"),
         ("steps: 40", "steps: 40\nepochs: 3", "steps and epochs: give one of them"),
-        ("batch: 2", "model: some", "line 6: model: task: and the ID of a task"),
+        ("batch: 2", "model: some", "line 4: shape: a model that is trained on has its own"),
         ("width: 16", "width: 8192", "the job cannot run"),
         ("data: book.txt", "data: none.txt", "none.txt: No such file"),
     ],
@@ -190,7 +197,7 @@ def test_a_job_asks_the_model_of_a_task(folder: Path) -> None:
     ("was", "now", "why"),
     [
         ("task:0xabab", "task:0xzzab", "line 3: model: task: and the ID of a task that trained"),
-        ("new_tokens: 2", "adapter: task:0x" + "cd" * 32, "line 5: adapter: a model that a task has trained"),
+        ("new_tokens: 2", "adapter: task:0x", "line 5: adapter: task: and the ID of a task that fine-tuned"),
     ],
 )
 def test_what_is_wrong_about_the_model_of_a_task_is_named(folder: Path, was: str, now: str, why: str) -> None:
@@ -211,8 +218,58 @@ def test_steps_train_a_model_and_ask_it(folder: Path) -> None:
         read_file(text.replace("job:learn", "job:learned"), "steps.yaml")
 
 
-def test_fine_tuning_starts_from_no_task(folder: Path) -> None:
-    """Its base is a frozen model, which a task does not leave: export the folder, and name that."""
-    text = "kind: finetune\nmodel: task:0x" + "ab" * 32 + "\ndata: rows.jsonl\n"
-    with pytest.raises(RequestInvalid, match="line 2: model: a file expected"):
-        read_file(text, str(folder / "tune.yaml"))
+def test_all_weights_of_a_model_in_files_are_trained(folder: Path) -> None:
+    """The first state has the model's weights; its worker makes it of a public blob (R170)."""
+    (folder / "model").mkdir()
+    write_folder(folder / "model", TINY)
+    (folder / "rows.jsonl").write_text('{"input_ids": [1, 2, 3, 4, 5]}\n')
+    (folder / "train.yaml").write_text("kind: train\nmodel: model\ndata: rows.jsonl\nsteps: 4\nbatch: 1\n")
+    job = made(folder)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    part: Any = job.spec.part
+    assert part.model.shape == TINY and part.start.step == 0
+    begun: Any = job.spec.start()
+    first = begun.state(job.adapter)
+    assert first.root(job.spec.plan()) == job.spec.init_root
+    with open_model(folder / "model") as opened:
+        model = opened.load()
+    for name in parameters_of(TINY):
+        values = np.frombuffer(first.tensors[f"parameter/{name}"], "<f4")
+        assert values.tobytes() == expanded(model, name).tobytes()
+        again = model.tensors[name]
+        if again.dtype == np.int16:  # frozen again, they are the integers that other jobs have
+            assert (frozen(values.reshape(again.shape).astype(float))[0] == again).all()
+    assert blobs_of(job) == (job.adapter, job.rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (replace(TINY, biased=True), "a model with biases of queries, keys and values"),
+        (replace(TINY, vocabulary=40_000, width=512, head_width=256), "parameters, at most 16777216"),
+    ],
+)
+def test_a_model_that_no_job_trains_as_a_whole_is_refused(shape: LlamaShape, why: str) -> None:
+    class Files(NamedTuple):
+        shape: LlamaShape
+
+        def load(self) -> Any:
+            raise AssertionError("refused before a weight is read")
+
+    files: Any = Files(shape)
+    with pytest.raises(UnsupportedJob, match=why):
+        begin_of_files(files)
+
+
+def test_steps_train_a_model_tune_it_and_ask_it(folder: Path) -> None:
+    """The adapters change a model that a task has left, which whoever posts the job fetches (R169)."""
+    text = "jobs:\n  learn:\n" + "".join(f"    {line}\n" for line in FILE.strip().splitlines())
+    text += "  tune: {kind: finetune, model: 'job:learn@8', data: rows.jsonl}\n"
+    text += "  ask: {kind: generate, model: 'job:learn@8', adapter: 'job:tune', data: prompts.jsonl}\n"
+    found = read_file(text, str(folder / "steps.yaml"))
+    assert found.steps[2].after == ("learn", "tune")
+    tasks = {"learn": "task:0x" + "ab" * 32, "tune": "task:0x" + "cd" * 32}
+    tune, ask = (found.request_of(step.members[0], tasks) for step in found.steps[1:])
+    for request in (tune, ask):
+        assert model_named(request) == TaskRef(b"\xab" * 32, 8) and is_remote(request)
+    assert getattr(ask, "adapter", None) == TaskRef(b"\xcd" * 32)

@@ -34,7 +34,7 @@ from tasks.programs.generate import prompt_tensors
 from tasks.programs.llama_shape import weight_tensors
 from tasks.proofs import Code
 from tasks.spec import JobSpec, Schedule, decode_spec, encode_spec
-from testnet.scenarios.impostor import LyingDuties
+from testnet.scenarios.impostor import CoarseDuties, FastDuties, LyingDuties, SkippingDuties
 from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
 from tests.node.market.test_private import PrivateMarket
@@ -302,18 +302,6 @@ async def test_a_cipher_in_memory_is_opened_by_the_key_of_its_own_task_alone(wor
             with pytest.raises(InputUnavailable):
                 await inputs.dataset(sealed, Supply(list), other)
         nursery.cancel_scope.cancel()
-
-
-class FastDuties(DutyService):
-    child_module = "testnet.scenarios.rate_child"
-
-
-class CoarseDuties(DutyService):
-    child_module = "testnet.scenarios.coarse_child"
-
-
-class SkippingDuties(DutyService):
-    child_module = "testnet.scenarios.skipping_child"
 
 
 @pytest.mark.nightly

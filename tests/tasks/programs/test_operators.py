@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -153,6 +154,8 @@ CASES = st.one_of(
     of_updates(),
     TRANSFORMER_CASES,
 )
+RANDOM_CASES = int(os.environ.get("OPERATOR_CASES", "500"))
+"""For each engine; `make operators` takes 100,000."""
 STEPS = st.sampled_from((0, 1, 17, 10**6, (1 << 48) - 1))
 
 
@@ -164,7 +167,7 @@ def agree(case: Case, name: str, context: Context = CONTEXT) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_and_references_give_the_same_bits(name: str) -> None:
     @given(CASES, STEPS)
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=RANDOM_CASES, deadline=None)
     def check(case: Case, step: int) -> None:
         agree(case, name, Context(step, CONTEXT.seed))
 

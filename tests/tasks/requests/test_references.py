@@ -81,8 +81,11 @@ def test_a_model_that_a_task_has_trained_is_named_as_model_with_its_tokeniser(ki
     assert found.tokenizer == ""
     tuned: Any = request_of({"kind": kind, "model": "m", "data": "p", "adapter": NAME})
     assert (tuned.model, tuned.adapter) == ("m", TaskRef(TASK))
+    both: Any = request_of({**fields, "adapter": NAME})  # adapters of a model that a task has trained
+    assert (both.model, both.adapter, both.tokenizer) == (NAME + "@8", TaskRef(TASK), "folder")
+    both = request_of({"kind": kind, "model": NAME, "data": "p", "adapter": NAME + "@3"})
+    assert (both.model, both.adapter, both.tokenizer) == (NAME, TaskRef(TASK, 3), "bytes")
     for name, wrong, text in (
-        ("adapter", {**fields, "adapter": NAME}, "asked without adapters"),
         ("tokenizer", {**fields, "model": "m"}, "only for a model of a task"),
         ("model", {**fields, "model": "task:mine"}, "that trained a language model"),
     ):
@@ -97,10 +100,26 @@ def test_training_goes_on_from_a_task() -> None:
     assert tuned.adapter == trained.adapter == TaskRef(TASK, 3) and (tuned.model, trained.model) == ("m", "")
     with pytest.raises(RequestInvalid, match="rank: a job that goes on from adapters of a task has theirs"):
         request_of({"kind": "finetune", "model": "m", "data": "p", "adapter": NAME, "lora": {"rank": 8}})
-    with pytest.raises(RequestInvalid, match="shape: a model that a task has trained has its own"):
+    with pytest.raises(RequestInvalid, match="shape: a model that is trained on has its own"):
         request_of({"kind": "train", "model": NAME, "data": "p", "shape": "tiny"})
-    with pytest.raises(RequestInvalid, match="model: task: and the ID of a task that trained a language model"):
-        request_of({"kind": "train", "model": "m", "data": "p"})
+    files: Any = request_of({"kind": "train", "model": "m", "data": "p"})
+    assert (files.model, files.adapter, files.tokenizer) == ("m", None, "")
+    with pytest.raises(RequestInvalid, match="tokenizer: a model that lies in files has its own"):
+        request_of({"kind": "train", "model": "m", "data": "p", "tokenizer": "bytes"})
+
+
+def test_a_model_that_a_task_has_trained_is_tuned() -> None:
+    tuned: Any = request_of({"kind": "finetune", "model": NAME + "@3", "data": "p"})
+    assert (tuned.model, tuned.tokenizer, tuned.adapter) == (NAME + "@3", "bytes", None)
+    tuned = request_of({"kind": "finetune", "model": NAME, "data": "p", "tokenizer": "t", "adapter": NAME})
+    assert (tuned.model, tuned.tokenizer, tuned.adapter) == (NAME, "t", TaskRef(TASK))
+    for name, wrong, text in (
+        ("tokenizer", {"model": "m", "tokenizer": "t"}, "only for a model of a task"),
+        ("model", {"model": "task:mine"}, "that trained a language model"),
+    ):
+        with pytest.raises(RequestInvalid, match=text) as caught:
+            request_of({"kind": "finetune", "data": "p", **wrong})
+        assert caught.value.field == name
 
 
 def test_jobs_of_a_file_and_of_an_array_go_on_from_each_other() -> None:
