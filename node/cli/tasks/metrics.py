@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import OUTPUT_FILE, TASK
+from node.cli.arguments import FOLDER_NAME, OUTPUT_FILE, TASK
 from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import write_file
 from node.cli.option_conflicts import only_with
@@ -19,6 +19,7 @@ from node.cli.tasks.watch import record_of, sparkline, told_evaluations
 from rpc.client import Client
 from rpc.client.core import hexed
 from rpc.client.metrics import LossPoint
+from rpc.client.tensorboard import FILE, Scalar, event_file
 from state.primitives.errors import ConfigError
 from tasks.evaluations import Evaluation
 from tasks.kinds.container import KIND_CONTAINER
@@ -36,9 +37,14 @@ WIDTH, HEIGHT, MARGIN = 640, 320, 48
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--plot", type=OUTPUT_FILE, metavar="FILE", help="Write a picture of the loss to FILE (SVG).")
+@click.option(
+    "--tensorboard", type=FOLDER_NAME, metavar="FOLDER", help="Write the losses to FOLDER for TensorBoard."
+)
 @overwrite_option
 @json_option
-def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_json: bool) -> None:
+def metrics(
+    session: Session, task_id: bytes, plot: Path | None, tensorboard: Path | None, yes: bool, as_json: bool
+) -> None:
     """Show the loss of a task for each segment, and that of each evaluation.
 
     The numbers are the worker's, under the root of its proof. For `generate` they say nothing about quality.
@@ -48,16 +54,22 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
     Examples:
       dekube task metrics 0xTASK
       dekube task metrics 0xTASK --plot loss.svg
+      dekube task metrics 0xTASK --tensorboard runs/first
     """
     check_overwrite(plot, yes=yes, option="--plot")
     with session.client() as client:
         if record_of(client, task_id).document["spec"]["kind"] == KIND_CONTAINER:
-            _show_reported(session, client, task_id, plot, as_json=as_json)
+            _show_reported(session, client, task_id, plot, tensorboard, as_json=as_json)
             return
         points = client.losses(task_id, control=session.control())
         evaluations = client.evaluations(task_id)
     if plot is not None:
         write_file(plot, picture(points, evaluations).encode())
+    if tensorboard is not None:
+        curves = [Scalar("loss/train", point.step_to, point.loss) for point in points]
+        _write_events(
+            tensorboard, [*curves, *(Scalar("loss/validation", one.step, one.loss) for one in evaluations)]
+        )
     if as_json:
         show({
             "task": hexed(task_id), "losses": [point._asdict() for point in points],
@@ -80,7 +92,18 @@ def metrics(session: Session, task_id: bytes, plot: Path | None, yes: bool, as_j
         show_rows(shown, ("update", "step", "loss"), as_json=False, title="Validation")
 
 
-def _show_reported(session: Session, client: Client, task_id: bytes, plot: Path | None, *, as_json: bool) -> None:
+def _write_events(folder: Path, scalars: Sequence[Scalar]) -> None:
+    """Write the event file of a folder; one that was there is replaced. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    write_file(folder / FILE, event_file(scalars))
+
+
+def _show_reported(
+    session: Session, client: Client, task_id: bytes, plot: Path | None, tensorboard: Path | None, *, as_json: bool
+) -> None:
     """Show what a container has reported; the picture has its loss, or its first number."""
     control = session.control()
     if control is None:
@@ -94,6 +117,11 @@ def _show_reported(session: Session, client: Client, task_id: bytes, plot: Path 
     ]  # fmt: skip
     if plot is not None:
         write_file(plot, picture(drawn).encode())
+    if tensorboard is not None:
+        places = [(point.number if point.progress is None else point.progress, point.metrics) for point in series]
+        _write_events(
+            tensorboard, [Scalar(name, at, value) for at, found in places for name, value in found.items()]
+        )
     if as_json:
         show({"task": hexed(task_id), "proved": False, "points": [point._asdict() for point in series]})
         return

@@ -81,6 +81,16 @@ def test_byte_order_mark_crlf_blank_lines_and_a_missing_last_newline_are_read() 
     assert [one.line for one in read(other)] == [1, 3]
 
 
+def test_an_end_whose_number_is_that_of_padding_is_trained_and_padding_is_not() -> None:
+    """Rows are told apart by their lengths: where padding and end are one token, a model still learns to stop."""
+    short, long = Example(1, (5, 6, 0), (False, True, True)), Example(2, (5, 6, 7, 8, 0), (False, *[True] * 4))
+    rows = make_rows([short, long], 10)
+    found = matrices(rows)
+    assert found[ROW_TOKENS].tolist() == [[5, 6, 0, 0], [5, 6, 7, 8]]
+    assert found[TARGETS].tolist() == [[6, 0, 0, 0], [6, 7, 8, 0]]
+    assert found[PLACES].tolist() == [[0, 1, rows.length, rows.length], [0, 1, 2, 3]] and rows.trained == 6
+
+
 GOOD = '{"text": "ab"}\n' * 16
 
 

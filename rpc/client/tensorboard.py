@@ -1,0 +1,84 @@
+"""Event files of TensorBoard: the losses of a task as scalars, written without its package.
+
+A file is records of TFRecord, each one message ``Event`` (protocol buffers). The same numbers give the same bytes:
+the time of an event is its step in seconds, for no record of the chain has a clock.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+__all__ = ["FILE", "Scalar", "event_file"]
+
+FILE: Final = "events.out.tfevents.0.dekube"
+"""Name of a file. TensorBoard reads files with ``tfevents`` in their names."""
+VERSION: Final = b"brain.Event:2"
+_POLYNOMIAL: Final = 0x82F63B78
+"""CRC-32C (Castagnoli), reflected."""
+_MASK: Final = 0xA282EAD8
+
+
+class Scalar(NamedTuple):
+    """A number of a curve ``tag`` at a step."""
+
+    tag: str
+    step: int
+    value: float
+
+
+def event_file(scalars: Iterable[Scalar]) -> bytes:
+    """Return the file of scalars in their order; numbers that are not finite are left out."""
+    events = [_event(0, _field(3, VERSION))]
+    events += [
+        _event(
+            one.step, _field(5, _field(1, _field(1, one.tag.encode()) + b"\x15" + struct.pack("<f", one.value)))
+        )
+        for one in scalars
+        if math.isfinite(one.value)
+    ]
+    return b"".join(map(_record, events))
+
+
+def _event(step: int, content: bytes) -> bytes:
+    return b"\x09" + struct.pack("<d", float(step)) + b"\x10" + _varint(step) + content
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def _record(event: bytes) -> bytes:
+    size = struct.pack("<Q", len(event))
+    return size + _masked(size) + event + _masked(event)
+
+
+def _table() -> Sequence[int]:
+    found = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+        found.append(value)
+    return found
+
+
+_TABLE: Final = _table()
+
+
+def _masked(data: bytes) -> bytes:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8
+    value ^= 0xFFFFFFFF
+    return struct.pack("<I", ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF)
