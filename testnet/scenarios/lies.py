@@ -71,7 +71,8 @@ def install_coarse() -> None:
 def _coarse(name: str, content: bytes) -> bytes:
     if name.endswith(("norm", "bias", "/exponents")):
         return content
-    return bytes((np.frombuffer(content, dtype="<i2") // _LOST * _LOST).astype("<i2").tobytes())
+    integers = np.frombuffer(content, dtype="<i2").astype(np.int32)
+    return bytes((np.sign(integers) * (np.abs(integers) // _LOST * _LOST)).astype("<i2").tobytes())
 
 
 def install_skip() -> None:
