@@ -276,7 +276,9 @@ def test_a_trained_model_is_tuned_and_its_adapters_are_evaluated(tmp_path: Path)
         assert abs(before - whole) < 1e-3 * whole  # as near as 15 bits are to the weights of the state
         assert after < 0.99 * before, (before, after)  # the head, which is the embedding, is not tuned
         with pytest.raises(UnsupportedJob, match="trained on another model"):
-            make_generating(OPENED, b'{"input_ids": [1]}\n', GeneratingSettings(), tuned=tuned_left, **TERMS)
+            make_generating(
+                OPENED, b'{"input_ids": [1]}\n', GeneratingSettings(new_tokens=2), tuned=tuned_left, **TERMS
+            )
 
 
 def test_all_weights_of_a_model_in_files_are_trained_on() -> None:
