@@ -127,3 +127,13 @@ def test_completions_are_lines_with_ends_and_texts() -> None:
     )
     assert [json.loads(line)["text"] for line in own.splitlines()] == ["one. ", "o"]
     assert completion_lines([[3]], ()) == b'{"row": 0, "output_ids": [3], "ended": false}\n'
+
+
+def test_a_stop_word_that_is_named_twice_or_stands_twice_ends_a_text_once() -> None:
+    texts = {3: "a STOP b ", 4: "STOP c"}
+    found = completion_lines(
+        [[3, 4], [4, 3]], (), lambda made: "".join(texts[one] for one in made), ("STOP", "STOP", "STOP b")
+    )
+    first, second = (json.loads(line) for line in found.splitlines())
+    assert (first["text"], first["stopped"], first["output_ids"]) == ("a ", True, [3, 4])
+    assert (second["text"], second["stopped"]) == ("", True)
