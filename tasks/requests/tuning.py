@@ -22,7 +22,7 @@ _WHOLE: Final = (
 )  # fmt: skip
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
 _TEXTS: Final = (
-    "kind", "model", "tokenizer", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "preference", RECOMPUTE,
+    "kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "tokenizer", "preference", RECOMPUTE,
 )  # fmt: skip
 PREFERENCES: Final = ("dpo",)
 """What trains on preferences."""
