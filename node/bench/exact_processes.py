@@ -184,7 +184,7 @@ def process_figures(models: Models, name: str, engine: str = "numpy") -> dict[st
     for label, length_s in (("", HOUR_S), ("_of_ten_minutes", HOUR_S // 6)):
         checks_s = sampled * (check_fixed_s + length_s / SEGMENTS + serve_s) + serve_s
         figures[f"check_share{label}"] = audits * checks_s / (fixed_s + length_s)
-    planned = needs_of(made.spec, open_windows_max=1).process
+    planned = needs_of(made.spec, open_windows_max=1, engine=engine).process
     return figures | {
         "process_start_s": fixed_s, "process_check_start_s": check_fixed_s, "process_step_ms": 1e3 * step_s,
         "audits_a_window": audits, "segments_an_audit": float(sampled),

@@ -33,7 +33,7 @@ from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.evaluations import show_losses
 from tasks.executor.errors import JobFailed, JobGivenUp
-from tasks.executor.resource_needs import Needs, needs_of
+from tasks.executor.resource_needs import Needs, engine_of, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
@@ -166,14 +166,19 @@ class Worker:
         """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
         state, parameters = self._ledger.store, self._parameters
         process_max = ProcessOptions().memory_mib << 20
-        asked = needs_of(spec, open_windows_max=open_windows_of(spec, load_task(state, task).rate, parameters))
+        engine = engine_of(self._executor.engine)
+
+        def needs(job: JobSpec, of_task: bytes) -> Needs:
+            most = open_windows_of(job, load_task(state, of_task).rate, parameters)
+            return needs_of(job, open_windows_max=most, engine=engine)
+
+        asked = needs(spec, task)
         if self._keys.terms(task) is not None:  # the state between two windows lies under a key of each
             asked = asked._replace(blobs=PRIVATE_BLOBS * asked.blobs)
         taken = Needs(0, 0, 0, 0)
         others = {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}
         for other in others:
-            job = load_spec(state, other)
-            taken += needs_of(job, open_windows_max=open_windows_of(job, load_task(state, other).rate, parameters))
+            taken += needs(load_spec(state, other), other)
         # Of tasks that ask for no more work, windows may wait for their verdicts and results for their requesters.
         budget = self._blobs.budget_bytes - self._blobs.kept_bytes(self._promises.blobs_of({task, *others}))
         free = shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES

@@ -8,8 +8,9 @@ root covers the number of leaves. A node without a sibling moves up unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
@@ -32,6 +33,8 @@ __all__ = [
 
 EMPTY_ROOT: Final = ZERO_HASH
 LEAVES_MAX: Final = 1 << 32
+_PART_LEAVES: Final = 1 << 12
+"""Leaves whose hashes a root holds at once: a power of two."""
 
 
 class MerkleProof(NamedTuple):
@@ -133,14 +136,22 @@ def root_of_top(leaves: int, top: bytes) -> bytes:
     return _root(leaves, top)
 
 
-def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Return the root over ``leaves`` in their order; EMPTY_ROOT for none."""
-    if not leaves:
-        return EMPTY_ROOT
-    level = [_leaf(leaf) for leaf in leaves]
+def _top(level: list[bytes]) -> bytes:
     while len(level) > 1:
         level = _above(level)
-    return _root(len(leaves), level[0])
+    return level[0]
+
+
+def merkle_root(leaves: Iterable[bytes]) -> bytes:
+    """Return the root over ``leaves`` in their order; EMPTY_ROOT for none.
+
+    It holds few leaves and hashes at once: a whole subtree of _PART_LEAVES gives one node.
+    """
+    tops, count, rest = list[bytes](), 0, iter(leaves)
+    while part := [_leaf(leaf) for leaf in islice(rest, _PART_LEAVES)]:
+        tops.append(_top(part))
+        count += len(part)
+    return _root(count, _top(tops)) if tops else EMPTY_ROOT
 
 
 def merkle_proof(leaves: Sequence[bytes], index: int) -> MerkleProof:

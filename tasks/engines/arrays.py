@@ -37,7 +37,7 @@ class NumpyArrays:
         """See Arrays."""
         values = np.frombuffer(content, dtype=f"<{code}").reshape(rows, columns)
         if code == "i2":
-            return np.array(values, dtype=np.int16)
+            return np.require(values, dtype=np.int16, requirements="A")  # the memory of the content
         return self.load_bytes(values) if code == "u1" else self.load(values)
 
     def content(self, values: Array, code: str) -> bytes:
@@ -108,6 +108,10 @@ class NumpyArrays:
     def to_doubles(self, values: Array) -> Array:
         """See Arrays."""
         return values.astype(np.float64, copy=False)
+
+    def narrow(self, values: Array) -> Array:
+        """See Arrays."""
+        return values if values.dtype == np.int16 else self.to_doubles(values)
 
     def take_rows(self, values: Array, rows: Array) -> Array:
         """See Arrays."""

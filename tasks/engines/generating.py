@@ -16,7 +16,7 @@ import numpy as np
 
 from tasks.engines.arrays import Array, Arrays
 from tasks.engines.errors import StateInvalid
-from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.generating_plan import VALUES_AT_ONCE, GeneratingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.steps import Steps
 from tasks.programs.errors import SourceInvalid, StoreDiverged
@@ -36,6 +36,7 @@ from tasks.programs.generate import (
 )
 from tasks.programs.llama import LlamaShape, Pass, cache_tensors, llama_forward
 from tasks.programs.llama_shape import adapter_tensors, frozen_tensors
+from tasks.programs.memory import is_wide
 from tasks.programs.operators.decoding import stored_element
 from tasks.programs.operators.rows import ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, SUM_BITS
 from tasks.programs.operators.storage import STORE, STORED_EXPONENT_MAX
@@ -48,8 +49,6 @@ __all__ = [
     "Generator", "Own", "completions", "first_state", "prompt_contents", "prompts_in", "stop_columns", "stops_in",
 ]  # fmt: skip
 
-VALUES_AT_ONCE: Final = 1 << 22
-"""Values of the largest tensor of a pass over several places."""
 _STOP_BYTES: Final = 3
 """Bytes of a text in one column."""
 _CODES: Final = {ElementType.INT16: "<i2", ElementType.INT32: "<i4"}
@@ -200,9 +199,11 @@ class Generator(Steps):
 
     def __init__(
         self, plan: GeneratingPlan, model: Mapping[str, bytes], data: Mapping[str, bytes], arrays: Arrays,
-        state: TrainingState, *, wide: bool = True, claimed: TrainingState | None = None,
+        state: TrainingState, *, wide: bool | None = None, claimed: TrainingState | None = None,
     ) -> None:  # fmt: skip
-        """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
+        """``wide`` holds the model as binary64: four times the memory, no conversion at each use.
+
+        Without it small models are held so (``is_wide``): a step of one place reads all weights for few rows.
 
         ``claimed`` is a later state that may be right, of which the tokens are enough. They are guesses: they
         change how long a run takes, and nothing else. Raises StateInvalid, SourceInvalid, UnsupportedJob.
@@ -210,7 +211,7 @@ class Generator(Steps):
         plan.check()
         runner = Runner(plan.program, arrays)
         held = runner.load(SourceKind.MODEL, model) | runner.load(SourceKind.ADAPTER, model)
-        if wide:
+        if is_wide(plan.program) if wide is None else wide:
             held = {name: arrays.to_doubles(values) for name, values in held.items()}
         try:
             loaded = runner.load(SourceKind.STATE, state.tensors)

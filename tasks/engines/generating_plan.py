@@ -28,7 +28,7 @@ from tasks.programs.llama_shape import frozen_bytes
 from tasks.programs.program import Program
 from tasks.programs.tensors import TensorType
 
-__all__ = ["GeneratingPlan"]
+__all__ = ["VALUES_AT_ONCE", "GeneratingPlan"]
 
 _TENSOR_BYTES: Final = 96
 """Room for a name and a length."""
@@ -38,6 +38,8 @@ _HELD: Final = Held(
     cost=generate_cost, check=check_generate, marked=marked_program,
     program=partial(generate_program, checks_bounds=False),
 )  # fmt: skip
+VALUES_AT_ONCE: Final = 1 << 22
+"""Values of the largest tensor of a pass over several places."""
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class TorchArrays:
         """See Arrays."""
         return values.to(self._torch.float64)
 
+    def narrow(self, values: Array) -> Array:
+        """See Arrays."""
+        return values if values.dtype == self._torch.int16 else self.to_doubles(values)
+
     def take_rows(self, values: Array, rows: Array) -> Array:
         """See Arrays."""
         return values[rows[:, 0]]

@@ -48,9 +48,9 @@ class Tuner(Steps):
 
     def __init__(
         self, plan: TuningPlan, model: Mapping[str, bytes], rows: Mapping[str, bytes], arrays: Arrays,
-        state: TrainingState, *, wide: bool = True,
+        state: TrainingState, *, wide: bool = False,
     ) -> None:  # fmt: skip
-        """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
+        """``wide`` holds the model as binary64: four times the memory, no conversion at each use.
 
         Raises StateInvalid, SourceInvalid, UnsupportedJob.
         """

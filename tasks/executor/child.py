@@ -12,7 +12,8 @@ import select
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from tasks.executor import sandbox
 
@@ -171,9 +172,10 @@ def _serve(link: _Link, arrays: Arrays) -> int:
     from tasks.executor.playing import Play
 
     try:
-        match link.receive():
-            case Train() as order:
-                _train(link, arrays, order)
+        orders = [link.receive()]
+        match orders[0]:
+            case Train():
+                _train(link, arrays, orders)
             case Play() as order:
                 _play(link, arrays, order)
             case RunLinks() as order:
@@ -189,13 +191,15 @@ def _serve(link: _Link, arrays: Arrays) -> int:
     return 0
 
 
-def _train(link: _Link, arrays: Arrays, order: Train) -> None:
+def _train(link: _Link, arrays: Arrays, orders: list[Any]) -> None:
+    """Run the one of ``orders``, which is taken out: its blobs end once they are loaded."""
     from tasks.engines.errors import Diverged, StateInvalid, UnsupportedJob
     from tasks.engines.state import TrainingState
     from tasks.executor.job import Finished, Segment
     from tasks.executor.loading import beginning_of, make_run
     from tasks.programs.generate import MADE
 
+    order: Train = orders.pop()
     job = order.job
     state = beginning_of(job.plan) if order.state is None else TrainingState.decode(order.state, job.plan)
     root = state.root(job.plan)
@@ -205,17 +209,20 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
         state.step % job.segment_steps and not job.ends_at(state)
     ):
         raise UnsupportedJob(f"cannot go from step {state.step} to {order.step_to}")
+    model = [order.model]
+    step_to, evaluates, order = order.step_to, order.evaluate, replace(order, model=b"")
     trainer, evaluate = make_run(
-        arrays, job.plan, state, order.dataset, order.model, dataset_root=job.dataset_root,
+        arrays, job.plan, state, order.dataset, model, dataset_root=job.dataset_root,
         root_of_model=job.model_root, root_of_adapter=job.adapter_root,
         claimed=TrainingState(order.step_to, {MADE: order.guess}) if order.guess else None,
     )  # fmt: skip
+    del order, state
     pulse = _Pulse(link)
-    while trainer.step < order.step_to and not trainer.is_over:
+    while trainer.step < step_to and not trainer.is_over:
         started, pulse.spent_ns = time.perf_counter_ns(), 0
         step_from = trainer.step
         try:
-            result = trainer.run_segment(min(order.step_to, job.segment_end(step_from)) - step_from, pulse)
+            result = trainer.run_segment(min(step_to, job.segment_end(step_from)) - step_from, pulse)
         except Diverged as error:
             result = trainer.diverged_segment(step_from, error)
         compute_ns = time.perf_counter_ns() - started - pulse.spent_ns
@@ -237,7 +244,7 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
             link.send(Finished(0, 0))
             return
         root = result.state_root
-    if order.evaluate:
+    if evaluates:
         found = evaluate()
         link.send(Finished(found.right, found.samples))
     else:

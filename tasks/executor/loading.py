@@ -88,10 +88,12 @@ def _passed(
 
 def make_run(
     arrays: Arrays, plan: RunnablePlan, state: TrainingState,
-    dataset: bytes, model: bytes, *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
+    dataset: bytes, model: list[bytes], *, dataset_root: bytes, root_of_model: bytes, root_of_adapter: bytes = b"",
     claimed: TrainingState | None = None,
 ) -> tuple[Steps, Callable[[], Evaluation]]:  # fmt: skip
     """Return a run that stands at ``state``, and what evaluates it. Raises DatasetInvalid, StateInvalid.
+
+    ``model`` has one blob, which is taken out: it ends once its tensors are split, and is not held beside them.
 
     Runs of decoders have no test split: they answer none of no questions. ``claimed`` is a later state
     that may be right, for a run that decodes.
@@ -100,7 +102,7 @@ def make_run(
         roots = {
             "dataset_root": dataset_root, "root_of_model": root_of_model, "root_of_adapter": root_of_adapter,
         }  # fmt: skip
-        rows, weights = contents_of(plan, dataset, model, **roots)
+        rows, weights = contents_of(plan, dataset, model.pop(), **roots)
         try:
             if isinstance(plan, GeneratingPlan):
                 run = generating.Generator(plan, weights, rows, arrays, state, claimed=claimed)

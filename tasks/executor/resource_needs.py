@@ -1,44 +1,48 @@
-"""What a job takes of the machine that runs it, by the job's sizes: a machine can decline it in time."""
+"""What a job takes of the machine that runs it, by the job's sizes: a machine can decline it in time.
+
+The memory of a job's process follows its work (market.md R153): it receives the job, loads it, and does its steps.
+The plan is the most that one of these needs. ``dekube bench exact`` compares it with processes.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
 
 from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.errors import UnsupportedJob
-from tasks.engines.generating_plan import GeneratingPlan
+from tasks.engines.generating_plan import VALUES_AT_ONCE, GeneratingPlan
 from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
-from tasks.programs.running import peak_values
+from tasks.programs.llama import Pass, llama_forward
+from tasks.programs.memory import WIDE, StepMemory, computation_memory, is_wide, step_memory
+from tasks.programs.program import SourceKind
 from tasks.spec import JobSpec
 
-__all__ = ["Needs", "needs_of"]
+__all__ = ["DRIVERS", "LIBRARY_BYTES", "Needs", "engine_of", "needs_of"]
 
-PROCESS_BYTES: Final = 192 << 20
-"""Of a job's process before it knows its job."""
-PARAMETER_BYTES: Final = 72
-"""Of a job's process for each parameter: values, gradients and moments as binary64, and as integers. A state that
-is sent takes less."""
-ACTIVATION_BYTES: Final = 16
-"""Of a job's process for each input or output of a layer and sample of a batch."""
-SCRATCH_BYTES: Final = 72
-"""Of a job's process for each of the widest layer's and sample: what comes between one operation and the next."""
+LIBRARY_BYTES: Final = {"numpy": 46 << 20, "torch": 300 << 20}
+"""Of a job's process before it knows its job: interpreter and libraries, as measured."""
+DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""Files of the drivers of cards. A machine with one of them is taken to run jobs with torch."""
+HEAP_PART: Final = 5
+"""A part of the small arrays of a step, one in so many, that the allocator needs beside them: as measured."""
+CALL_BYTES: Final = 1_400
+"""Of each call of a program that a process runs."""
+ENCODED_HALVES: Final = 11
+"""Halves of encoded states that a process holds at once at the end of a segment, as measured: contents, their
+encoding and a frame with it, and what the allocator keeps of them."""
+ROW_COPIES: Final = 3
+"""Of the rows while they are received: the frame twice, and what is in it."""
 STATE_COPIES: Final = 6
 """Encoded states that the node holds at once while one is received, checked and written down."""
 DATASET_COPIES: Final = 3
-MODEL_COPIES: Final = 8
-"""Of a frozen model in a job's process: its blob, twice its tensors, and its integers as binary64."""
-STEP_BYTES: Final = 16
-"""Of each value that a step with a frozen model holds at once: as binary64, and as much for an operator."""
-PEAKS_HELD_MAX: Final = 64
-"""Plans whose largest step is known."""
-PASS_BYTES: Final = 12 * 8
-"""Of a job that decodes, for each value of the largest tensor of a pass over many places."""
-PASS_VALUES_MAX: Final = 1 << 22
-"""Values of that tensor (``VALUES_AT_ONCE``)."""
+PLANS_HELD_MAX: Final = 64
+"""Plans whose memory is known."""
+_Plan: TypeAlias = TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan | PassPlan
 
 
 class Needs(NamedTuple):
@@ -55,41 +59,89 @@ class Needs(NamedTuple):
         return Needs(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-@lru_cache(maxsize=PEAKS_HELD_MAX)
-def _peak_values(plan: DecoderPlan | TuningPlan | GeneratingPlan | PassPlan) -> int:
-    return peak_values(plan.program)
+def engine_of(name: str) -> str:
+    """Return whether a process runs a job with ``numpy`` or ``torch``, given the name of its engine."""
+    if name == "auto":
+        return "torch" if any(Path(driver).exists() for driver in DRIVERS) else "numpy"
+    return name
 
 
-def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
+class _Memory(NamedTuple):
+    """Bytes of a step and of what it begins with, and how many calls it has.
+
+    ``state`` and ``frozen`` are the arrays of the state and of the frozen model; ``scores`` is what comes after
+    the steps.
+    """
+
+    step: StepMemory
+    state: int
+    frozen: int
+    calls: int
+    scores: int = 0
+
+
+@lru_cache(maxsize=PLANS_HELD_MAX)
+def _memory_of(plan: _Plan, segment_steps: int) -> _Memory:
+    program = plan.program
+    wide = isinstance(plan, GeneratingPlan) and is_wide(program)
+    values = dict.fromkeys(SourceKind, 0)
+    for source in program.sources:
+        values[source.kind] += source.type.values
+    frozen, state = values[SourceKind.MODEL] * (WIDE if wide else 2), values[SourceKind.STATE] * WIDE
+    step, scores, calls = step_memory(program, wide=wide), 0, len(program.calls)
+    if isinstance(plan, TrainingPlan):
+        made = computation_memory(plan.scores, wide=True)
+        scores = made.step + plan.widths[0] * SCORED_ROWS
+    elif isinstance(plan, GeneratingPlan):
+        shape = plan.shape
+        count = min(segment_steps, shape.places, max(1, VALUES_AT_ONCE // (shape.batch * shape.widest)))
+        if count > 1:
+            found = llama_forward(shape.model, Pass(shape.batch, count, shape.places, adapter=shape.adapter))
+            scores, calls = computation_memory(found, wide=wide).step, calls + len(found.calls)
+    return _Memory(step, state, frozen, calls, scores)
+
+
+def _process_bytes(spec: JobSpec, plan: _Plan, engine: str) -> int:
+    """Return the most bytes that the process of a job has."""
+    model = sum(
+        given.size_bytes for given in spec.inputs() if given.kind in (SourceKind.MODEL, SourceKind.ADAPTER)
+    )
+    rows = sum(given.size_bytes for given in spec.inputs() if given.kind == SourceKind.DATA)
+    if isinstance(plan, TrainingPlan):
+        rows = plan.rows * (plan.widths[0] + 1)
+    memory, sent = _memory_of(plan, spec.schedule.segment_steps), plan.state_limit_bytes
+    held = memory.step.sources
+    if engine == "torch" or not model:  # the contents are copied to the device
+        loaded = held + model
+    else:  # arrays of the stored form read the contents
+        loaded = held + (model if memory.frozen > model else 0)
+    most = max(
+        2 * model + ROW_COPIES * rows + 2 * sent,  # a blob and its tensors
+        loaded + 2 * rows + 2 * sent,
+        held + memory.step.step + memory.step.small // HEAP_PART,
+        held + memory.scores,
+        held + ENCODED_HALVES * sent // 2,
+    )
+    return LIBRARY_BYTES[engine] + CALL_BYTES * memory.calls + most
+
+
+def needs_of(spec: JobSpec, *, open_windows_max: int, engine: str = "numpy") -> Needs:
     """Return what the worker of ``spec`` needs while ``open_windows_max`` windows may wait for their verdicts.
 
-    A job of fewer windows never has more of them open than it has.
+    A job of fewer windows never has more of them open than it has. ``engine`` is ``numpy`` or ``torch``.
     """
     plan, inputs = spec.plan(), spec.inputs_bytes()
-    parameters = plan.parameters
-    window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
+    if not isinstance(plan, _KINDS):
+        raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
     if isinstance(plan, TrainingPlan):
         inputs = plan.rows * (plan.widths[0] + 1)
-        process = max(plan.batch, SCORED_ROWS) * (
-            ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths)
-        ) + DATASET_COPIES * inputs  # fmt: skip
-    elif isinstance(plan, DecoderPlan):
-        process = DATASET_COPIES * inputs + STEP_BYTES * _peak_values(plan)
-    elif isinstance(plan, TuningPlan):
-        process = MODEL_COPIES * inputs + STEP_BYTES * _peak_values(plan)
-    elif isinstance(plan, GeneratingPlan):
-        shape, parameters = plan.shape, 0
-        largest = shape.batch * shape.widest
-        passed = max(largest, min(largest * shape.places, PASS_VALUES_MAX))
-        step = _peak_values(plan) + plan.parameters
-        process = MODEL_COPIES * inputs + PASS_BYTES * passed + STEP_BYTES * step
-    elif isinstance(plan, PassPlan):
-        process, parameters = MODEL_COPIES * inputs + STEP_BYTES * (_peak_values(plan) + plan.parameters), 0
-    else:
-        raise UnsupportedJob(f"this executor runs no jobs of the kind {spec.kind}")
+    window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
     return Needs(
-        process=PROCESS_BYTES + PARAMETER_BYTES * parameters + process,
+        process=_process_bytes(spec, plan, engine),
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * inputs,
         journal=window + 2 * plan.state_limit_bytes,
         blobs=(min(open_windows_max, spec.windows) + 1) * window + inputs,
     )
+
+
+_KINDS: Final = (TrainingPlan, DecoderPlan, TuningPlan, GeneratingPlan, PassPlan)

@@ -98,6 +98,11 @@ class Executor:
         return self._status
 
     @property
+    def engine(self) -> str:
+        """Name of the engine of its processes."""
+        return self._options.process.engine
+
+    @property
     def restarts_max(self) -> int:
         """Starts after the first that make no progress."""
         return self._options.restarts_max

@@ -101,6 +101,9 @@ class Arrays(Protocol):
         A float64 array may be returned as it is.
         """
 
+    def narrow(self, values: Array) -> Array:
+        """Return integers of 16 bits as they are, all others as float64."""
+
     def take_rows(self, values: Array, rows: Array) -> Array:
         """Return the rows of a matrix that an integer column names, in its order."""
 

@@ -28,6 +28,8 @@ _CODES: Final = {
     ElementType.INT16: "i2", ElementType.INT32: "i4",
 }  # fmt: skip
 
+CHECKED_VALUES: Final = 1 << 18
+"""Values of a source that are checked at once."""
 _NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
 
 
@@ -73,14 +75,20 @@ def load_tensor(
         raise SourceInvalid(f"{len(content)} bytes, not the {kind.size_bytes} of {kind.rows} by {kind.columns}")
     code = _CODES[kind.element]
     values = arrays.from_content(content, code, kind.rows, kind.columns)
-    if kind.element == ElementType.BINARY32:
-        canonical = arrays.round_to_single(values, 2.0**STORED_EXPONENT_MIN)
-        if not arrays.all_below(values, 2.0**limit) or arrays.content(canonical, code) != content:
-            raise SourceInvalid("a value that is not finite, too large, below 2^-100, or minus zero")
-    if allowed is not None:
-        middle = (allowed.low + allowed.high) / 2.0
-        if not arrays.all_below(arrays.to_doubles(values) - middle, allowed.high - middle + 0.25):
-            raise SourceInvalid(f"an integer outside of {allowed.low} to {allowed.high}")
+    step = max(1, CHECKED_VALUES // kind.columns)
+    for start in range(0, kind.rows, step):  # what is compared is larger than the values
+        part, size = values[start : start + step], kind.size_bytes // kind.rows
+        if kind.element == ElementType.BINARY32:
+            canonical = arrays.content(arrays.round_to_single(part, 2.0**STORED_EXPONENT_MIN), code)
+            if (
+                not arrays.all_below(part, 2.0**limit)
+                or canonical != content[start * size : start * size + len(canonical)]
+            ):
+                raise SourceInvalid("a value that is not finite, too large, below 2^-100, or minus zero")
+        if allowed is not None:
+            middle = (allowed.low + allowed.high) / 2.0
+            if not arrays.all_below(arrays.to_doubles(part) - middle, allowed.high - middle + 0.25):
+                raise SourceInvalid(f"an integer outside of {allowed.low} to {allowed.high}")
     return values
 
 

@@ -8,6 +8,7 @@ judge of a dispute reads leaves, and needs none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -123,19 +124,21 @@ def leaf_size(kind: TensorType, leaf: int) -> int:
 
 def leaves_of(kind: TensorType, content: bytes) -> list[bytes]:
     """Return the leaves of a tensor's values, given row by row. Raises ProgramInvalid for another length."""
+    return list(_leaves(kind, content))
+
+
+def _leaves(kind: TensorType, content: bytes) -> Iterator[bytes]:
     if len(content) != kind.size_bytes:
         raise ProgramInvalid(f"{len(content)} bytes, not the {kind.size_bytes} of {kind.rows} by {kind.columns}")
     width = kind.row_bytes
-    return [
-        content[at : min(at + LEAF_BYTES, row + width)]
-        for row in range(0, len(content), width)
-        for at in range(row, row + width, LEAF_BYTES)
-    ]
+    for row in range(0, len(content), width):
+        for at in range(row, row + width, LEAF_BYTES):
+            yield content[at : min(at + LEAF_BYTES, row + width)]
 
 
 def tensor_root(kind: TensorType, content: bytes) -> bytes:
     """Return the Merkle root over a tensor's leaves. Raises ProgramInvalid."""
-    return merkle_root(leaves_of(kind, content))
+    return merkle_root(_leaves(kind, content))
 
 
 def unpack_leaf(kind: TensorType, leaf: int, content: bytes) -> tuple[Number, ...]:

@@ -235,13 +235,18 @@ def test_a_process_runs_the_job_of_its_bytes(name: str) -> None:
     roots: Mapping[str, Any] = {
         "dataset_root": made.dataset_root, "root_of_model": made.model_root, "root_of_adapter": made.adapter_root,
     }  # fmt: skip
-    found, _ = make_run(ARRAYS, made.plan, beginning_of(made.plan), rows, model, **roots)
+    found, _ = make_run(ARRAYS, made.plan, beginning_of(made.plan), rows, [model], **roots)
     found.run_steps(STEPS)
     assert found.state() == run(job, STEPS).state()
     changed = bytes([model[0] ^ 1]) + model[1:]
-    for wrong in ((rows[:-4] + b"\1\0\0\0", model), (rows, changed), (rows, model + b"x"), (rows, model[:-1])):
+    for data, wrong in (
+        (rows[:-4] + b"\1\0\0\0", model),
+        (rows, changed),
+        (rows, model + b"x"),
+        (rows, model[:-1]),
+    ):
         with pytest.raises(DatasetInvalid):
-            make_run(ARRAYS, made.plan, beginning_of(made.plan), *wrong, **roots)
+            make_run(ARRAYS, made.plan, beginning_of(made.plan), data, [wrong], **roots)
     needs = needs_of(job.spec, open_windows_max=4)
     assert needs.process > 0 and needs.blobs > len(rows) + len(model)
 

@@ -215,7 +215,7 @@ class PlaceRows(ByElements):
         stored, rows, first = inputs
         columns = stored.shape[1]
         starts = [int(start) for start in arrays.store(first)[:, 0]]
-        stack = stored.reshape(batch, groups // batch, stored.shape[0] // groups, columns)
+        stack = arrays.to_doubles(stored).reshape(batch, groups // batch, stored.shape[0] // groups, columns)
         new = rows.reshape(batch, groups // batch, rows.shape[0] // groups, columns)
         return arrays.with_rows(stack, new, starts * (batch // len(starts))).reshape(stored.shape)
 

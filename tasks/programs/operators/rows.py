@@ -21,7 +21,7 @@ from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM",
            "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column", "check_terms",
-           "product_bounds", "products", "scaled", "sides"]  # fmt: skip
+           "product_bounds", "products", "scaled", "sides", "terms_at_once"]  # fmt: skip
 
 TERMS_MAX: Final = 1 << 20
 """Terms of a product of rows or of a sum: 2^(40 + 20) fits 64 bits."""
@@ -221,15 +221,27 @@ def product_bounds(inputs: Sequence[Bounds], terms: int, widths: tuple[Width, Wi
     return Magnitudes(low, high + (one.limit * other.limit * terms).bit_length()).check()
 
 
+def terms_at_once(widths: tuple[Width, Width]) -> int:
+    """Return of how many terms a sum of products is exact as binary64."""
+    return (1 << _EXACT_BITS) // (widths[0].limit * widths[1].limit)
+
+
 def products(arrays: Arrays, left: Array, right: Array, widths: tuple[Width, Width]) -> Array:
-    """Return the exact sums of products of rows, each rounded once; of matrices or of stacks of them."""
-    terms, block = left.shape[-1], (1 << _EXACT_BITS) // (widths[0].limit * widths[1].limit)
+    """Return the exact sums of products of rows, each rounded once; of matrices or of stacks of them.
+
+    A side in its stored form is expanded for this call alone.
+    """
+    terms, block = left.shape[-1], terms_at_once(widths)
+
+    def product(part: slice) -> Array:
+        one, other = (arrays.to_doubles(side[..., part]) for side in (left, right))
+        return arrays.matmul(one, other.swapaxes(-1, -2))
+
     if terms <= block:
-        return arrays.matmul(left, right.swapaxes(-1, -2))
+        return product(slice(terms))
     sums = 0
     for start in range(0, terms, block):
-        part = slice(start, start + block)
-        found = arrays.matmul(left[..., part], right[..., part].swapaxes(-1, -2))
+        found = product(slice(start, start + block))
         sums = sums + arrays.to_integers(found)
     return arrays.to_doubles(sums)
 

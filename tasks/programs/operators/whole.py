@@ -37,8 +37,8 @@ class LoadIntegers(ByElements):
         return Integers(*attributes)
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
-        """See Operator. Free where the engine holds the source as binary64 already."""
-        return arrays.to_doubles(inputs[0])
+        """See Operator. A frozen weight stays in its stored form; whoever multiplies it makes binary64 of it."""
+        return arrays.narrow(inputs[0])
 
     def element(
         self,
