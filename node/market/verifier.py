@@ -22,7 +22,7 @@ from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import ZERO_HASH, digest
 from tasks.custody.sealed import sealed_size
 from tasks.errors import ChallengeClosed
-from tasks.executor.resource_needs import engine_of, needs_of
+from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
 from tasks.executor.supervisor import ProcessOptions
@@ -127,7 +127,7 @@ class TaskVerifier:
         free_bytes = self._free_bytes()
         if free_bytes < needed_bytes:
             return f"the disk has {free_bytes} bytes free, and the check may need {needed_bytes}"
-        engine = engine_of(self._executor.engine)
+        engine = self._executor.engine
         memory_bytes = needs_of(spec, open_windows_max=1, engine=engine).process
         if memory_bytes > (there := min(available_memory_bytes(), ProcessOptions().memory_mib << 20)):
             return f"there are {there} bytes of memory for a job, and the check may need {memory_bytes}"

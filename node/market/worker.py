@@ -33,7 +33,7 @@ from tasks.engines.state import TrainingState
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.evaluations import show_losses
 from tasks.executor.errors import JobFailed, JobGivenUp
-from tasks.executor.resource_needs import Needs, engine_of, needs_of
+from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
@@ -166,7 +166,7 @@ class Worker:
         """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
         state, parameters = self._ledger.store, self._parameters
         process_max = ProcessOptions().memory_mib << 20
-        engine = engine_of(self._executor.engine)
+        engine = self._executor.engine
 
         def needs(job: JobSpec, of_task: bytes) -> Needs:
             most = open_windows_of(job, load_task(state, of_task).rate, parameters)

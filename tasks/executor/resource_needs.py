@@ -7,7 +7,6 @@ The plan is the most that one of these needs. ``dekube bench exact`` compares it
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from tasks.engines.decoder_plan import DecoderPlan
@@ -22,12 +21,10 @@ from tasks.programs.memory import WIDE, StepMemory, computation_memory, is_wide,
 from tasks.programs.program import SourceKind
 from tasks.spec import JobSpec
 
-__all__ = ["DRIVERS", "LIBRARY_BYTES", "Needs", "engine_of", "needs_of"]
+__all__ = ["LIBRARY_BYTES", "Needs", "needs_of"]
 
 LIBRARY_BYTES: Final = {"numpy": 46 << 20, "torch": 300 << 20}
 """Of a job's process before it knows its job: interpreter and libraries, as measured."""
-DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
-"""Files of the drivers of cards. A machine with one of them is taken to run jobs with torch."""
 HEAP_PART: Final = 5
 """A part of the small arrays of a step, one in so many, that the allocator needs beside them: as measured."""
 CALL_BYTES: Final = 1_400
@@ -57,13 +54,6 @@ class Needs(NamedTuple):
     def __add__(self, other: object) -> Needs:  # of tasks that run beside each other
         assert isinstance(other, Needs)
         return Needs(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-def engine_of(name: str) -> str:
-    """Return whether a process runs a job with ``numpy`` or ``torch``, given the name of its engine."""
-    if name == "auto":
-        return "torch" if any(Path(driver).exists() for driver in DRIVERS) else "numpy"
-    return name
 
 
 class _Memory(NamedTuple):

@@ -38,6 +38,8 @@ RETRIED_REASONS: Final = frozenset({"died", "job_stalled"})
 """Ends of a trial's process that say nothing of the job."""
 
 OnWindow = Callable[[WindowResult], Awaitable[None]]
+DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""Files of the drivers of cards. A machine with one of them is taken to run jobs with torch."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,11 @@ class Executor:
 
     @property
     def engine(self) -> str:
-        """Name of the engine of its processes."""
-        return self._options.process.engine
+        """What its processes run jobs with: ``numpy`` or ``torch``."""
+        name = self._options.process.engine
+        if name == "auto":
+            return "torch" if any(Path(driver).exists() for driver in DRIVERS) else "numpy"
+        return name
 
     @property
     def restarts_max(self) -> int:
