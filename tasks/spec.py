@@ -61,6 +61,7 @@ from tasks.kinds.finetune import (
 from tasks.kinds.generate import GENERATE_FIELDS, GENERATE_NAMES, KIND_GENERATE, GeneratePart, PromptSet
 from tasks.kinds.gpus import order_fault
 from tasks.kinds.plan import Input, JobPlan
+from tasks.kinds.verifiers import ANYBODY, Verifiers
 from tasks.programs.program import Program, SourceKind
 
 __all__ = [
@@ -187,7 +188,7 @@ class JobSpec(NamedTuple):
 
     ``seed`` fixes the order of the samples and the initial weights, ``init_root`` commits to the state before the
     first step. ``max_price_per_tera_unit`` is the most that is paid for 10^12 work units. ``match_ms`` is how long
-    a worker is looked for before the task expires.
+    a worker is looked for before the task expires. ``verifiers`` says who may verify its windows.
     """
 
     kind: str
@@ -200,6 +201,7 @@ class JobSpec(NamedTuple):
     max_price_per_tera_unit: int
     requirements: Requirements
     match_ms: int
+    verifiers: Verifiers = ANYBODY
 
     @property
     def dataset(self) -> Dataset | TextRows | RowSet | PromptSet | LabelledRows:
@@ -392,6 +394,7 @@ def _to_value(spec: JobSpec) -> Value:
     return [
         SPEC_VERSION, spec.kind, spec.level, spec.profile, *spec.part.to_value(), spec.seed, spec.init_root,
         list(spec.schedule), spec.max_price_per_tera_unit, spec.requirements.to_value(), spec.match_ms,
+        *([spec.verifiers.to_value()] if spec.verifiers.is_chosen else ()),
     ]  # fmt: skip
 
 
@@ -464,7 +467,14 @@ def _schedule_of(found: Found) -> Schedule:
     return Schedule(*[found[f"schedule.{field}"] for field in Schedule._fields])
 
 
-def _spec_of(found: Found, kind: _Kind) -> JobSpec:
+def _divided(value: Any) -> tuple[Any, Verifiers]:
+    """Return a decoded array without who may verify, and that. Raises DecodeError."""
+    if isinstance(value, list) and value and isinstance(value[-1], list):  # the field before it is a number
+        return value[:-1], Verifiers.of(value[-1])
+    return value, ANYBODY
+
+
+def _spec_of(found: Found, kind: _Kind, verifiers: Verifiers) -> JobSpec:
     return JobSpec(
         kind=found["kind"],
         level=found["level"],
@@ -476,6 +486,7 @@ def _spec_of(found: Found, kind: _Kind) -> JobSpec:
         max_price_per_tera_unit=found["max_price_per_tera_unit"],
         requirements=Requirements.of(found),
         match_ms=found["match_ms"],
+        verifiers=verifiers,
     )
 
 
@@ -484,11 +495,11 @@ def read_checked_spec(data: bytes) -> JobSpec:
 
     No range and no plan is checked again: that takes ten times as long as reading.
     """
-    value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
+    value, verifiers = _divided(decode(data, limit_bytes=SPEC_LIMIT_BYTES))
     kind = _kind_of(value)
     if kind is None:
         raise LookupError("a kind that is not known")
-    return _spec_of(fields_by_name(value, kind.fields), kind)
+    return _spec_of(fields_by_name(value, kind.fields), kind, verifiers)
 
 
 def _check_schedule(schedule: Schedule) -> None:
@@ -512,7 +523,7 @@ def decode_spec(data: bytes) -> JobSpec:
     Raises DecodeError for anything that this version cannot run: malformed, out of range, unknown profile. Whether
     the program of a step can leave the exact range is not looked at: who creates a task pays for that.
     """
-    value = decode(data, limit_bytes=SPEC_LIMIT_BYTES)
+    value, verifiers = _divided(decode(data, limit_bytes=SPEC_LIMIT_BYTES))
     name = value[1] if isinstance(value, list) and len(value) > 1 else None
     kind = _kind_of(value)
     if kind is None and isinstance(name, str) and name not in _KINDS:
@@ -521,6 +532,8 @@ def decode_spec(data: bytes) -> JobSpec:
     found = read_fields(value, kind.fields)
     schedule = _schedule_of(found)
     if name == KIND_CONTAINER:
+        if verifiers.is_chosen:
+            raise DecodeError("not a job specification: verifiers: nothing of a container is verified")
         return _container(found, kind)
     if "requirements.gpu_words" in found:
         raise DecodeError("not a job specification: requirements: containers alone order a model of GPUs")
@@ -533,7 +546,7 @@ def decode_spec(data: bytes) -> JobSpec:
         raise DecodeError(
             f"only {found['kind']}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {', '.join(kind.names)} can be run"
         )
-    spec = _spec_of(found, kind)
+    spec = _spec_of(found, kind, verifiers)
     try:
         plan = spec.plan()
     except UnsupportedJob as error:
@@ -560,7 +573,7 @@ def _check_order(wanted: Requirements) -> None:
 
 def _container(found: Found, kind: _Kind) -> JobSpec:
     """Return the job of a container. Raises DecodeError."""
-    spec = _spec_of(found, kind)
+    spec = _spec_of(found, kind, ANYBODY)
     part, (seconds, segment_s, tick_s) = container_of(spec), spec.schedule
     if not spec.is_metered or spec.profile != PROFILE_METERED_1 or part.metering.name not in kind.names:
         raise DecodeError(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from node.cli.files import parse_json
 from node.cli.options import read_input
 from rpc.methods.jobs import spec_to_json
+from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.state import StatePlan, TrainingState
 from tasks.kinds.adapters import TunedAdapter
@@ -50,6 +51,7 @@ from tasks.kinds.generate import (
     GeneratePart,
     PromptSet,
 )
+from tasks.kinds.verifiers import ANYBODY, Verifiers
 from tasks.programs.generate import ByRow
 from tasks.programs.tensors import ElementType
 from tasks.spec import (
@@ -86,7 +88,9 @@ _TOP: Final = {
 def spec_from_json(document: Any) -> JobSpec:
     """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
     fields, part = _part_of(document) if isinstance(document, dict) else _CLASSIFIED
-    top = _fields(document, "the specification", {*_TOP, *fields}, optional={"hash", "raw", "step_units"})
+    top = _fields(
+        document, "the specification", {*_TOP, *fields}, optional={"hash", "raw", "step_units", "verifiers"}
+    )
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
     requirements = _fields(
         top["requirements"], "requirements", {"gpus", "memory_mib", "rate_min"},
@@ -109,6 +113,7 @@ def spec_from_json(document: Any) -> JobSpec:
             _number(requirements.get("gpu_memory_mib", 0), "requirements.gpu_memory_mib"),
         ),
         match_ms=_number(top["match_ms"], "match_ms"),
+        verifiers=_verifiers(top["verifiers"]) if "verifiers" in top else ANYBODY,
     )
     try:
         raw = _checked(encode_spec(spec))
@@ -444,6 +449,18 @@ def _hash(value: Any, where: str) -> bytes:
     if len(found) != 32:
         raise ConfigError(f"{where}: not 64 hex digits")
     return found
+
+
+def _verifiers(value: Any) -> Verifiers:
+    found = _fields(value, "verifiers", set(Verifiers._fields))
+    names = found["names"]
+    try:
+        if not isinstance(names, list):
+            raise ConfigError("verifiers.names: a list expected")
+        addresses = tuple(parse_address(_text(name, "verifiers.names")) for name in names)
+    except DecodeError as error:
+        raise ConfigError(f"verifiers.names: {error}") from None
+    return Verifiers(_number(found["bond_min"], "verifiers.bond_min"), addresses)
 
 
 # Training states

@@ -179,7 +179,7 @@ class Workflow:
             request, max_price_per_tera_unit=price, tuned=self.tuned_of(self.client, request, self.control),
             data=self.rows_of(self.client, request, self.control),
             seed=digest(b"workflow-step", bytes.fromhex(self.record.seed) + step.name.encode()),
-            match_ms=self.job.terms.match_ms or MATCH_MS_DEFAULT,
+            match_ms=self.job.terms.match_ms or MATCH_MS_DEFAULT, verifiers=self.job.terms.verifiers,
         )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ from tasks.requests.sources import BlobPlace, OutputPlace, is_output, output_of,
 
 if TYPE_CHECKING:
     from rpc.client.making import MadeJob
+    from tasks.kinds.verifiers import Verifiers
     from tasks.models.generating import Tuned
     from tasks.requests.reading import Request
     from tasks.requests.references import TaskRef
@@ -106,12 +107,13 @@ class SignedJob(NamedTuple):
 def make_job(
     request: Request, *, seed: bytes, max_price_per_tera_unit: int, match_ms: int = MATCH_MS,
     data: bytes | None = None, tuned: Tuned | None = None, progress: Progress | None = None,
+    verifiers: Verifiers | None = None,
 ) -> MadeJob:  # fmt: skip
     """Return the job of a request, with its blobs; ``data`` is taken instead of the file of that name.
 
     ``tuned`` is the result of the task that the request names as ``adapter``: what ``result`` gives. Where it
     names a task as its data, ``data`` is what ``rows_from`` gives. What URLs of stores name is fetched first;
-    ``progress`` is of that.
+    ``progress`` is of that. ``verifiers`` says who may verify the work; without it anybody may.
 
     It reads the whole model, so asynchronous programs call it in a thread. Raises RequestInvalid, whose ``code``
     is ``rows_invalid``, ``model_invalid``, ``model_unsupported``, ``unsupported_job``, ``image_archive_invalid``,
@@ -134,6 +136,8 @@ def make_job(
         job = MAKERS[request.kind](
             request, data, tuned, JobTerms(seed=seed, max_price=max_price_per_tera_unit, match_ms=match_ms)
         )
+        if verifiers is not None:
+            job = job._replace(spec=job.spec._replace(verifiers=verifiers))
         decode_spec(encode_spec(job.spec))
     except RowsInvalid as error:
         field = "validation" if error.is_validation else "data"
@@ -519,6 +523,7 @@ class _Wanted(NamedTuple):
     max_price: int | None
     seed: bytes | None
     custody: bool | None
+    verifiers: Verifiers | None = None
 
 
 def _make_and_post(
@@ -526,6 +531,9 @@ def _make_and_post(
     progress: Progress | None, *, anyway: bool,
 ) -> Flow[CreatedTask]:  # fmt: skip
     check_key("key", key)
+    if "verifiers" in fields:
+        wanted = wanted._replace(verifiers=_verifiers(fields["verifiers"]))
+        fields = {name: value for name, value in fields.items() if name != "verifiers"}
     request: Request = yield RunBlocking(partial(_requested, wanted, fields))
     if is_remote(request):
         request = yield from _fetch_blobs(core, request, control=control, progress=progress)
@@ -577,6 +585,13 @@ def _requested(wanted: _Wanted, fields: Mapping[str, object]) -> Request:
     return request_of({"kind": wanted.kind, **model, "data": data, **fields})
 
 
+def _verifiers(value: object) -> Verifiers:
+    from tasks.requests.fields import JobFields
+    from tasks.requests.terms import verifiers_of
+
+    return verifiers_of(JobFields({"verifiers": value}, file=""))
+
+
 def _source_of(request: Request) -> TaskRef | None:
     from tasks.requests.references import read_ref
 
@@ -592,6 +607,7 @@ def _made(wanted: _Wanted, request: Request, tuned: Tuned | None) -> MadeJob:
     return make_job(
         request, seed=wanted.seed or secrets.token_bytes(HASH_BYTES),
         max_price_per_tera_unit=wanted.max_price or PRICE_DEFAULT, data=data, tuned=tuned,
+        verifiers=wanted.verifiers,
     )  # fmt: skip
 
 

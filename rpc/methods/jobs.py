@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from state.primitives.address import format_address
+from tasks.kinds.verifiers import Verifiers
 from tasks.spec import JobSpec
 
 __all__ = ["spec_to_json"]
@@ -23,7 +25,12 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "max_price_per_tera_unit": str(spec.max_price_per_tera_unit),
         "requirements": _json(spec.requirements),
         "match_ms": spec.match_ms,
+        **({"verifiers": _verifiers(spec.verifiers)} if spec.verifiers.is_chosen else {}),
     }
+
+
+def _verifiers(chosen: Verifiers) -> dict[str, Any]:
+    return {"bond_min": str(chosen.bond_min), "names": [format_address(name) for name in chosen.names]}
 
 
 def _json(value: Any) -> Any:

@@ -494,8 +494,13 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
                 description="The last two are empty and 0 where any GPU does.",
             ),
             "match_ms": NUMBER,
+            "verifiers": obj(
+                {"bond_min": AMOUNT_OUT, "names": array(ADDRESS_OUT)},
+                description="Who may verify; absent where anybody may.",
+            ),
         },
         optional=(
+            "verifiers",
             "adapters",
             "adapter",
             "start",

@@ -27,7 +27,10 @@ from tasks.ledger.settlement import (
 )
 from tasks.ledger.stakes import burn_rest
 
-__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "reject", "void_from", "void_unkept"]
+__all__ = [
+    "accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "let_pass", "reject", "void_from",
+    "void_unkept",
+]  # fmt: skip
 
 _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING, Reason.NOT_KEPT)
 """Faults that prove nothing about the work: what was verified before is not taken for them."""
@@ -143,6 +146,16 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
     wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
 
 
+def let_pass(case: Case, window: WindowRecord, event: WindowEvent) -> None:
+    """Accept a window that those did not check whom its requester has chosen (R168).
+
+    They may be the requester's friends: their silence shall not take the pay of work that was done.
+    """
+    dismiss(case, window, window.verifiers)
+    case.put_window(window._replace(chance=0, sampled=(), verifiers=(), opened=(), missed=()))
+    accept(case, case.window(window.number), Reason.NO_VERIFIER, event)
+
+
 def hasten_draw(case: Case, window: WindowRecord) -> None:
     """Have the draw of a window come soon that has become the first open one, where it was put off.
 
@@ -155,6 +168,8 @@ def hasten_draw(case: Case, window: WindowRecord) -> None:
 
 
 def _mark_success(case: Case, window: WindowRecord) -> None:
+    if case.spec.verifiers.is_chosen:  # a record that friends write for each other is none (R168)
+        return
     for address in (window.worker, *(seat.address for seat in window.verifiers)):
         reputation.mark_success(
             case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
+from tasks.kinds.verifiers import ANYBODY, Verifiers
 from tasks.ledger.fitting import lack, needs_of, traits_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
@@ -229,21 +230,37 @@ def draw_verifiers(
 
 def eligible_verifiers(
     state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
-    parameters: TaskParameters, since: int, *, role: NodeRole = NodeRole.VERIFY,
+    parameters: TaskParameters, since: int, *, role: NodeRole = NodeRole.VERIFY, chosen: Verifiers = ANYBODY,
 ) -> list[NodeRecord]:  # fmt: skip
     """Return nodes of ``role`` that may check ``worker``: of other operators than its own and the requester's.
 
     ``used`` are machines and operators that were drawn before: neither they nor their machines are. Nor is a
-    machine whose bond at height ``since`` did not suffice.
+    machine whose bond at height ``since`` did not suffice, nor one that is not ``chosen`` (R167).
     """
     barred = (*parties_of(state, worker), *parties_of(state, task.requester), *used)
     looked = candidates_in_turn(state, role, seed, CANDIDATES_LOOKED * parameters.candidates_max)
-    stood = (node for node in looked if stake_as_of(node, since, parameters) >= parameters.node_bond_min)
+    if chosen.names:
+        looked = _named(state, looked, chosen.names, role)
+    least = max(parameters.node_bond_min, chosen.bond_min)
+    stood = (node for node in looked if stake_as_of(node, since, parameters) >= least)
     return [
         node
         for node in islice(stood, parameters.candidates_max)
         if is_available(node, now_ms, parameters) and _may_check(node, barred)
     ]
+
+
+def _named(
+    state: Reader, looked: Iterator[NodeRecord], names: Sequence[bytes], role: NodeRole
+) -> Iterator[NodeRecord]:
+    """Yield the machines that are named, wherever they stand in the index, then those of named accounts."""
+    for name in names:
+        node = load_node(state, name)
+        if node is not None and node.profile.roles & role:
+            yield node
+    for node in looked:
+        if node.address not in names and not set(names).isdisjoint(node.parties):
+            yield node
 
 
 def is_paused(node: NodeRecord, now_ms: int) -> bool:

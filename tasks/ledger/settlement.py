@@ -587,15 +587,17 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
     """Pay the verifiers whose verdicts on a void window stood.
 
     Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the check fund where
-    nobody is, or that is used up. What was held of verified windows is not taken for silence.
+    nobody is, or that is used up. What was held of verified windows is not taken for silence. The fund pays none
+    whom the requester has chosen: who names its friends could empty it by void windows (R168).
     """
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
     sources = _blamed_sources(blamed, is_silent=is_silent)
     amount = window.fee * len(addresses)
     lacked = max(0, amount - _available(case, sources))
-    if lacked > window.reserve and put_down(case.state, case.vault, lacked - window.reserve):
+    is_chosen = case.spec.verifiers.is_chosen
+    if lacked > window.reserve and not is_chosen and put_down(case.state, case.vault, lacked - window.reserve):
         window = window._replace(reserve=lacked)  # it was given back while the window waited
-    by_fund = min(window.reserve, lacked)
+    by_fund = 0 if is_chosen else min(window.reserve, lacked)
     before = case.vault.held(Pool.CHECK)
     _pay_evenly(
         case, [*sources, *_FUND], addresses, min(amount, _available(case, sources) + by_fund),

@@ -14,12 +14,13 @@ from tasks.errors import (
     WrongPhase,
 )
 from tasks.evaluations import ended_by
+from tasks.kinds.verifiers import ANYBODY
 from tasks.ledger import registry
 from tasks.ledger.audits import CHECK_GAS, SURE, is_hit, samples_of
 from tasks.ledger.capacity import count_decline, has_room, owe
 from tasks.ledger.deadlines import Draw, schedule_draw
 from tasks.ledger.disputes import load_docket
-from tasks.ledger.endings import accept, fail_unchecked
+from tasks.ledger.endings import accept, fail_unchecked, let_pass
 from tasks.ledger.games import (
     go_on,
     settle_ended,
@@ -169,10 +170,14 @@ def _pass(case: Case, window: WindowRecord) -> None:
     """Let a window go that is not selected for audit: it is final after the time in which it can be challenged."""
     case.put_window(window._replace(chance=0))
     accept(case, window, Reason.NOT_DRAWN, WindowEvent.PASS)
-    _tell_drawn(case, window, Reason.NOT_DRAWN)
+    _go_on_passed(case, window, Reason.NOT_DRAWN)
+
+
+def _go_on_passed(case: Case, window: WindowRecord, reason: Reason) -> None:
+    _tell_drawn(case, window, reason)
     docket = load_docket(case.state, window.task, window.number)
     if docket.next_call < docket.seals:  # sealed before the draw
-        go_on(case, window.number, Reason.NOT_DRAWN)
+        go_on(case, window.number, reason)
 
 
 def _tell_drawn(case: Case, window: WindowRecord, reason: Reason) -> None:
@@ -236,8 +241,9 @@ def _pool(case: Case, window: WindowRecord) -> _DrawPool:
     scope, parameters, seed = case.scope, case.parameters, _seed(case, window)
     # What the leader of this block, who knows the beacon first, does to the register in it does not count.
     pool = eligible_verifiers(
-        scope.parent, case.record, window.worker, window.used, seed, case.now, parameters, drawn_since(window)
-    )
+        scope.parent, case.record, window.worker, window.used, seed, case.now, parameters, drawn_since(window),
+        chosen=ANYBODY if is_jury(window) else case.spec.verifiers,  # a jury decides about a bond (R167)
+    )  # fmt: skip
     time = check_time(case, window)
     with_room = [
         node for node in pool if has_room(node, case.state, scope.block.height, time.work_ms, time.run_ms)
@@ -347,8 +353,14 @@ def redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
         void_window(case, window.number, WindowEvent.DROP, reason, blamed=b"")
     else:
         settle_ended(case, window.number)
-        if case.window(window.number).phase != WindowPhase.VOID:
-            fail_unchecked(case, case.window(window.number))
+        window = case.window(window.number)
+        if window.phase == WindowPhase.VOID:
+            return
+        if case.spec.verifiers.is_chosen:
+            let_pass(case, window, WindowEvent.PASS)
+            _go_on_passed(case, window, Reason.NO_VERIFIER)
+        else:
+            fail_unchecked(case, window)
 
 
 def my_seat(window: WindowRecord, sender: bytes) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
+from state.primitives.address import parse_address
 from state.primitives.amounts import DECIMALS, format_amount
+from state.primitives.errors import DecodeError
+from tasks.kinds.verifiers import ANYBODY, BOND_MAX, NAMES_MAX, Verifiers
 from tasks.requests.fields import JobFields
 from tasks.spec import MATCH_MS_MAX, PRICE_MAX
 
-__all__ = ["TERMS", "Terms", "amount_field", "amount_of", "terms_of"]
+__all__ = ["TERMS", "Terms", "amount_field", "amount_of", "terms_of", "verifiers_of"]
 
-TERMS: Final = ("budget", "max_price", "match_s", "seed", "custody")
+TERMS: Final = ("budget", "max_price", "match_s", "seed", "custody", "verifiers")
+ANYBODY_WORD: Final = "anybody"
 SEED_LENGTH_MAX: Final = 256
 _AMOUNT: Final = re.compile(r"([0-9]{1,24})(?:\.([0-9]{1,18}))? ?DKB")
 
@@ -19,7 +23,7 @@ _AMOUNT: Final = re.compile(r"([0-9]{1,24})(?:\.([0-9]{1,18}))? ?DKB")
 class Terms(NamedTuple):
     """None: not said. ``budget`` is the most that all tasks of a file cost; ``max_price`` is per 10^12 units.
 
-    ``custody`` says whether drawn machines keep the outputs.
+    ``custody`` says whether drawn machines keep the outputs, ``verifiers`` who may verify the work.
     """
 
     budget: int | None = None
@@ -27,6 +31,7 @@ class Terms(NamedTuple):
     match_ms: int | None = None
     seed: str | None = None
     custody: bool | None = None
+    verifiers: Verifiers = ANYBODY
 
 
 def amount_of(text: str) -> int | None:
@@ -53,8 +58,28 @@ def terms_of(fields: JobFields) -> Terms:
     custody = fields.value("custody") if fields.has("custody") else None
     if custody is not None and type(custody) is not bool:
         raise fields.wrong("custody", "custody: true or false expected")
+    verifiers = verifiers_of(fields)
     fields.drop(TERMS)
-    return Terms(budget, price, None if match_s is None else match_s * 1000, seed, custody)
+    return Terms(budget, price, None if match_s is None else match_s * 1000, seed, custody, verifiers)
+
+
+def verifiers_of(fields: JobFields) -> Verifiers:
+    """Return who may verify; anybody where nothing is said. Raises RequestInvalid."""
+    if not fields.has("verifiers") or fields.value("verifiers") == ANYBODY_WORD:
+        return ANYBODY
+    match fields.value("verifiers"):
+        case {"bond": str(text), **rest} if not rest and 0 < (amount_of(text) or 0) <= BOND_MAX:
+            return Verifiers(amount_of(text) or 0)
+        case {"operators": [*names], **rest} if not rest and 0 < len(names) <= NAMES_MAX:
+            try:
+                return Verifiers(0, tuple(sorted({parse_address(str(name)) for name in names})))
+            except DecodeError as error:
+                raise fields.wrong("verifiers", f"verifiers.operators: {error}") from None
+    raise fields.wrong(
+        "verifiers",
+        f"verifiers: {ANYBODY_WORD}, {{bond: AMOUNT}} as 100 DKB, or {{operators: [ADDRESS, ...]}} with 1 to "
+        f"{NAMES_MAX} addresses expected",
+    )
 
 
 def amount_field(fields: JobFields, name: str, most: int | None) -> int | None:

@@ -202,6 +202,7 @@ def _made_again(session: Session, client: Client, spec: JobSpec, file: Path) -> 
         made = make_job(
             request, seed=spec.seed, max_price_per_tera_unit=spec.max_price_per_tera_unit, match_ms=spec.match_ms,
             data=rows_of(client, request, session.control()), tuned=tuned_of(client, request, session.control()),
+            verifiers=spec.verifiers,
         )  # fmt: skip
         same = made.spec.dataset._replace(blob=spec.dataset.blob)
         if made.spec.changed(dataset=same) == spec:  # a private job names the encrypted rows

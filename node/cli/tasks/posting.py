@@ -45,6 +45,7 @@ from node.cli.tasks.private import (
     send_ask,
 )
 from node.cli.tasks.told import told_job
+from node.cli.tasks.verifying import count_verifiers, told_verifiers
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, record_of, say, watch_to_end
 from node.cli.workflows import create_all, quote_all
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
@@ -220,7 +221,7 @@ def _job_of_file(session: Session, client: Client, recipe: _Recipe, file: Path, 
     made = make_job(
         request, seed=_seed(recipe.seed or terms.seed), max_price_per_tera_unit=price or MAX_PRICE_DEFAULT,
         match_ms=match_ms or MATCH_S_DEFAULT * 1000, tuned=tuned, data=rows_of(client, request, session.control()),
-        progress=show_progress("Fetching"),
+        progress=show_progress("Fetching"), verifiers=terms.verifiers,
     )  # fmt: skip
     for note in made.notes:
         say(f"Note: {note}.")
@@ -291,6 +292,8 @@ def quote(
     with session.client() as client:
         raw, made, terms = _job(session, client, recipe, has_custody=True)
         quoted = client.quote_job(decode_spec(raw))
+        chosen = quoted.spec.verifiers
+        checking = 0 if quoted.spec.is_metered else count_verifiers(client.items("dekube_getNodes"), chosen)
     job, amounts = quoted.spec, quoted.amounts
     kept = terms.custody is not False
     objections = [*_objections(quoted), *(_noticed(amounts, CUSTODY_TOO_DEAR) if kept else ())]
@@ -316,7 +319,11 @@ def quote(
             "reported",
         )
         told = [{"code": code, "text": text} for code, text in objections]
-        readers = {"machines_reading": reading_machines(job)} if job.is_metered else {}
+        readers = (
+            {"machines_reading": reading_machines(job)}
+            if job.is_metered
+            else {"machines_verifying": checking, "machines_reading": checking + 1}
+        )
         group = {} if members == 1 else {"group": group_document(amounts, members, standing)}
         show(
             {
@@ -333,7 +340,11 @@ def quote(
     show_fields(
         {
             **({} if made is None else told_job(made)),
-            **(_time_lines(job, amounts) if job.is_metered else _work_lines(job, amounts)),
+            **(
+                _time_lines(job, amounts)
+                if job.is_metered
+                else _work_lines(job, amounts) | told_verifiers(chosen, checking)
+            ),
             "protocol fee": show_amount(amounts.fee),
             "preparation": show_amount(amounts.preparation),
             **_custody_lines(amounts),

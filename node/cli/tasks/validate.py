@@ -50,7 +50,7 @@ def validate(home: Home, file: Path, fields_only: bool, as_json: bool) -> None:
         if is_remote(request):
             answer["not checked"] = "the blobs and outputs of tasks that it names"
             continue
-        made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1)
+        made = make_job(request, seed=bytes(32), max_price_per_tera_unit=1, verifiers=job.terms.verifiers)
         if job.is_single:
             steps, windows = made.spec.schedule.total_steps, made.spec.windows
             answer |= {"steps": str(steps), "windows": str(windows), **told_job(made)}
