@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,13 +22,14 @@ from tasks.custody.sealed import open_output, seal_input, task_key_of
 from tasks.custody.shares import share_hash, split_key
 from tasks.custody.wraps import public_key_of
 from tasks.engines.state import TrainingState
+from tasks.kinds.verifiers import Verifiers
 from tasks.ledger.custody import custody_budget
 from tasks.ledger.custody_records import find_custody
 from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import require_node
-from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.ledger.transitions import CREATE_TASK, SUBMIT_WINDOW, task_id_of
 from tasks.proofs import Code
 from tasks.spec import JobSpec, encode_spec
 from testnet.scenarios.swindle import SwindlersDuties
@@ -270,6 +272,85 @@ async def test_a_worker_joins_shares_of_the_key_where_the_requester_is_offline(w
         await world.mint_until(lambda: not [*keepers[0].home.root.rglob("*.share")])
         nursery.cancel_scope.cancel()
     world.store.close()
+
+
+class NamedMarket(PrivateMarket):
+    """One whose requester lets machine 2 alone verify."""
+
+    def job(self) -> JobSpec:
+        return super().job().changed(verifiers=Verifiers(0, (account(2).address,)))
+
+
+def has_one_proof_out(machine: Machine) -> None:
+    """Have no proof of the machine leave it after the first: its line is cut for them."""
+    send, sent = machine.wallet.send, list[int]()
+
+    async def cut(kind: int, payload: list[Value], **more: Any) -> Any:
+        if kind == SUBMIT_WINDOW and sent:
+            await trio.sleep_forever()
+        sent.extend([kind] * (kind == SUBMIT_WINDOW))
+        return await send(kind, payload, **more)
+
+    machine.wallet.send = cut  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.slow
+async def test_a_requester_that_was_killed_opens_two_verified_windows_of_two_workers_the_next_day(
+    world: World,
+) -> None:
+    """Its node is killed after creation, and the first worker after its window. Those it named alone verify."""
+    first, second = Machine(world, 1, "compute"), Machine(world, 6, "compute")
+    verifier, stranger = Machine(world, 2, "verify"), Machine(world, 7, "verify")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    market = NamedMarket(world, verifier, stranger, *keepers, requester := Machine(world, 9, "relay"))
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as own:
+            await market.begin(nursery, own)
+            for machine in (*keepers, requester):
+                await (own if machine is requester else nursery).start(machine.run)
+            assert requester.duties is not None
+            await requester.duties.shares.share_out(market.task, 2, 3)
+            own.cancel_scope.cancel()
+        assert requester.network.blobs is not None
+        requester.network.blobs.remove(market.task_spec.dataset.blob)
+        for machine in (verifier, stranger):
+            await nursery.start(machine.run)
+        async with trio.open_nursery() as life:
+            has_one_proof_out(first)
+            await join(market, first, life)
+            await world.mint_until(lambda: market.record.final_windows == 1, timeout_s=120)
+            life.cancel_scope.cancel()
+        for _ in range(24):
+            if market.record.worker != first.wallet.address:
+                break
+            world.mint(after_ms=3_600_000)
+        assert market.record.worker != first.wallet.address, "its time to prove the next window is over"
+        await join(market, second, nursery)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        windows = [window for number in range(2) if (window := market.window(number)) is not None]
+        assert [window.worker for window in windows] == [first.wallet.address, second.wallet.address]
+        for window in windows:
+            assert [seat.address for seat in window.verifiers] == [verifier.wallet.address] and not window.jurors
+            assert {found.code for seat in window.verifiers for found in seat.findings or ()} == {Code.COMPUTED}
+        world.mint(after_ms=24 * 3_600_000)
+        plan = market.task_spec.plan()
+        for number, window in enumerate(windows):
+            custody = find_custody(world.store, market.task, number)
+            assert custody is not None
+            holder = next(keeper for keeper in keepers if custody.holder(keeper.wallet.address))
+            state = TrainingState.decode(market.result(number, holder), plan)
+            assert state.root(plan) == window.proof.state_root_out
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def join(market: Market, machine: Machine, nursery: trio.Nursery) -> None:
+    """Start the node of a machine and put it into the registry."""
+    await nursery.start(machine.network.run)
+    async with trio.open_nursery() as registering:
+        registering.start_soon(machine.register)
+        await market.world.mint_until(lambda: not registering.child_tasks)
+    await nursery.start(machine.run)
 
 
 async def test_a_verifier_whom_the_worker_does_not_know_as_drawn_yet_asks_again(
