@@ -26,10 +26,13 @@ from typing import Final
 
 import trio
 
+from tasks.custody.streams import SALT_BYTES, open_stream, seal_stream
 from tasks.executor.containers.docker import DockerBackend, DockerOptions
 from tasks.executor.containers.engine import Engine
 from tasks.executor.containers.kubernetes.backend import KubernetesBackend, KubernetesOptions
 from tasks.executor.containers.log_entries import LogPlace
+from tasks.executor.containers.log_stream import LogFrames
+from tasks.executor.containers.masking import Masker
 from tasks.executor.containers.request import ContainerRequest, Image, Limits
 from tasks.executor.containers.settings import container_name
 from tasks.executor.supervisor import Capabilities, ProcessBackend, ProcessOptions
@@ -42,12 +45,24 @@ REPOSITORY: Final = "bench.invalid/busybox"
 LOOK_S: Final = 0.05
 LOG_BYTES: Final = 1 << 10
 _IMAGE: Final = re.compile(r"([^@]+)@sha256:([0-9a-f]{64})")
+SEALED_BYTES: Final = 64_000_000
+SEALED_PART: Final = 1_000_000
+LOG_PART: Final = 1 << 16
+LOG_PARTS: Final = 64
+PRINTED_BYTES: Final = 700_000
+"""Of a container's output: with the engine's marks it fits one file of its log."""
+LINE_CHARACTERS: Final = 999
 PROGRAMS: Final = ("dockerd", "docker", "busybox")
 
 
 def run(*, starts: int = 5) -> dict[str, float]:
-    """Measure ``starts`` starts of each kind and return medians and the slowest, in ms."""
-    figures = _figures("process", [trio.run(_process_ms) for _ in range(starts)])
+    """Measure ``starts`` starts of each kind and return medians and the slowest, in ms.
+
+    Beside these: seconds to seal and to open a GB as checkpoints and outputs are, and MB of a log a second that a
+    node takes from an engine, with and without values to mask.
+    """
+    figures = _sealing() | _log_reading()
+    figures |= _figures("process", [trio.run(_process_ms) for _ in range(starts)])
     lacks = [name for name in PROGRAMS if not shutil.which(name)] + ["root"] * (os.geteuid() != 0)
     figures["docker"] = float(not lacks)
     if lacks:
@@ -55,6 +70,7 @@ def run(*, starts: int = 5) -> dict[str, float]:
     else:
         with tempfile.TemporaryDirectory(prefix="dkb-") as folder, _engine(Path(folder)) as image:
             found = trio.run(_containers_ms, Path(folder), image, starts)
+            figures["docker_log_mb_per_s"] = trio.run(_log_mb_per_s, Path(folder), image)
         figures |= _figures("docker", [first for first, _ in found])
         figures |= _figures("docker_remove", [removed for _, removed in found])
     kubeconfig, image = os.environ.get("KUBECONFIG", ""), os.environ.get("DEKUBE_BENCH_IMAGE", "")
@@ -70,6 +86,34 @@ def run(*, starts: int = 5) -> dict[str, float]:
         found = trio.run(pods_ms, Path(folder), kubeconfig, asked, starts)
     figures |= _figures("kubernetes", [first for first, _ in found])
     return figures | _figures("kubernetes_remove", [removed for _, removed in found])
+
+
+def _sealing() -> dict[str, float]:
+    """Return the seconds to seal a GB and to open it again."""
+    part, parts = os.urandom(SEALED_PART), SEALED_BYTES // SEALED_PART
+    began = monotonic()
+    sealed = list(seal_stream(bytes(32), bytes(SALT_BYTES), (part for _ in range(parts))))
+    between = monotonic()
+    opened = sum(map(len, open_stream(bytes(32), sealed)))
+    ended = monotonic()
+    assert opened == SEALED_BYTES
+    per_gb = 1e9 / SEALED_BYTES
+    return {"seal_s_per_gb": per_gb * (between - began), "open_s_per_gb": per_gb * (ended - between)}
+
+
+def _log_reading() -> dict[str, float]:
+    """Return how many MB of an engine's stream a node reads in a second, plain and with values to mask."""
+    line = b"2026-01-01T00:00:00.000000000Z step 17 of 4096 loss 2.7182 tokens 8192\n"
+    frame = bytes([1, 0, 0, 0]) + len(line).to_bytes(4, "big") + line
+    part = frame * (LOG_PART // len(frame))
+    figures = {}
+    for name, values in (("log_mb_per_s", []), ("masked_log_mb_per_s", [b"tok-5b1f93aXq7", os.urandom(24)])):
+        frames, masker, size, began = LogFrames(), Masker(values), 0, monotonic()
+        for _ in range(LOG_PARTS):
+            size += len(masker.feed(frames.feed(part)))
+        size += len(masker.finish())
+        figures[name] = size / 1e6 / (monotonic() - began)
+    return figures
 
 
 def _say(text: str) -> None:
@@ -155,6 +199,37 @@ async def pods_ms(folder: Path, kubeconfig: str, image: Image, starts: int) -> l
         found.append((1e3 * (heard - began), 1e3 * (monotonic() - ended)))
     await backend.aclose()
     return found
+
+
+async def _log_mb_per_s(folder: Path, image: str) -> float:
+    """Return how many MB of output a second get from a container's program through the engine to the node."""
+    options = DockerOptions(socket=f"{folder}/s", disk_gib=4)
+    backend, engine = DockerBackend(options, NODE, folder / "n"), Engine(options.socket)
+    limits = Limits(cores=1, memory_mib=64, disk_mib=64, output_bytes=1 << 20, time_limit_s=60, grace_s=0)
+    task = b"\xff" * 32
+    line = "x" * LINE_CHARACTERS
+    script = f"/bin/busybox yes {line} | /bin/busybox head -c {PRINTED_BYTES}; sleep 60"
+    request = ContainerRequest(
+        Image(REPOSITORY, bytes.fromhex(image.removeprefix("sha256:"))), limits,
+        ("/bin/busybox", "sh", "-c", script),
+    )  # fmt: skip
+    await backend.prepare(request, lambda _progress: None)
+    await backend.start(task, request)
+    began, size = 0.0, 0
+    async with aclosing(engine.log(container_name(NODE, task), follow=True)) as lines:  # type: ignore[type-var]
+        async for part in lines:
+            began = began or monotonic()
+            size += len(part)
+            if size >= PRINTED_BYTES:
+                break
+    if size < PRINTED_BYTES:
+        raise OSError(f"{size} of {PRINTED_BYTES} bytes came from the engine")
+    ended = monotonic()
+    await backend.stop(task, 0)
+    await backend.remove(task)
+    await backend.aclose()
+    await engine.aclose()
+    return size / 1e6 / (ended - began)
 
 
 async def _containers_ms(folder: Path, image: str, starts: int) -> list[tuple[float, float]]:
