@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import tasks.executor.containers.docker
+from billing.prices import work_price
 from node.home.options import DockerOptions
 from node.market.container_files import KEPT_MS, ContainerFiles, ContainerNote
 from node.market.machine import describe_machine
@@ -38,7 +39,7 @@ from tasks.kinds.container import (
 )
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
-from tasks.ledger.records import TaskRecord, load_task
+from tasks.ledger.records import TaskRecord, load_spec, load_task
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK, REGISTER_NODE, node_payload, task_id_of
 from tasks.spec import Requirements, container_job, encode_spec
 from tests.node.world import COIN, Machine, World, world_with
@@ -170,6 +171,7 @@ async def test_a_container_runs_survives_its_node_and_is_paid(world: World, lent
         containers = lending.machine.duties.containers
         assert containers is not None and (containers.started, containers.adopted) == (0, 1), "begun a second time"
         await world.mint_until(lambda: name not in lending.names())
+        await check_paid_to_the_second(lending, blob)
         await check_stopped(lending, blob)
         await check_failed(lending, blob)
         nursery.cancel_scope.cancel()
@@ -239,6 +241,20 @@ async def test_an_engine_that_stops_ends_no_node(
         folder = lending.machine.home.jobs.parent / "containers"
         await world.mint_until(lambda: not list(folder.glob("*/disk.img")), timeout_s=60)
         nursery.cancel_scope.cancel()
+
+
+async def check_paid_to_the_second(lending: Lending, blob: bytes) -> None:
+    """A program that knows nothing of us reads the clock at its beginning and at its end, in mid-tick."""
+    task = await lending.post("date +%s > /output/began; sleep 13; date +%s > /output/ended", blob)
+    await lending.world.mint_until(lambda: lending.record(task).phase is Phase.SETTLED, timeout_s=120)
+    meter = lending.meter(task)
+    assert meter.end is not None
+    with tarfile.open(fileobj=BytesIO(lending.read(meter.end.output))) as packed:
+        began, ended = (int(packed.extractfile(name).read()) for name in ("began", "ended"))  # type: ignore[union-attr]
+    assert ended - began - 1 <= meter.seconds <= ended - began + 2, "its own start and end are beside"
+    spec = load_spec(lending.world.store, task)
+    price = work_price(meter.seconds * spec.step_units, lending.record(task).price_per_tera_unit)
+    assert abs(meter.paid - price) <= 2
 
 
 async def check_stopped(lending: Lending, blob: bytes) -> None:
