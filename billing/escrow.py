@@ -151,6 +151,8 @@ class Purpose(IntEnum):
     """Pay for the seconds of a container."""
     SECONDS_HELD = 35
     """Pay for seconds of a container that no checkpoint holds yet, or that of its last one."""
+    DISK = 36
+    """Pay for the disk that a container has reserved, second by second."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

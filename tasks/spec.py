@@ -123,6 +123,8 @@ SEGMENT_MS_MAX: Final = 120_000
 machine for long."""
 RATE_BAND_BPS: Final = 15_000
 """Rate of the fastest machine that is matched with a container, as a part of the least one."""
+DISK_UNITS: Final = 1 << 16
+"""Work units of a second of a MiB of a container's disk: 10 GiB are a fifteenth of a core of 10^10."""
 STEP_UNITS_PER_MS: Final = 1 << 22
 """Work units (about a multiplication and addition each) that one slow processor core does in a millisecond: less
 than half of what was measured, on a busy machine too, for models that do not fit its caches (0032)."""
@@ -234,6 +236,11 @@ class JobSpec(NamedTuple):
         return self.part.cores if isinstance(self.part, ContainerPart) else 0
 
     @property
+    def disk_units(self) -> int:
+        """Work units of a second of a container's disk (R95); 0 for a job that is no container."""
+        return self.part.storage.disk_mib * DISK_UNITS if isinstance(self.part, ContainerPart) else 0
+
+    @property
     def egress(self) -> tuple[str, ...]:
         """Names that a container may reach (R129); none for a job that is no container."""
         return self.part.process.egress if isinstance(self.part, ContainerPart) else ()
@@ -343,7 +350,7 @@ class JobSpec(NamedTuple):
         if isinstance(self.part, ContainerPart):
             # A second is the rate that the job asks for on each of its GPUs, or cores: a faster one earns no more.
             devices = self.requirements.gpus or self.part.cores
-            return ContainerPlan(self.requirements.rate_min * devices)
+            return ContainerPlan(self.requirements.rate_min * devices + self.disk_units)
         return self.part.plan(self.seed, self.schedule.total_steps)
 
 

@@ -30,8 +30,8 @@ interface IDekubeBilling {
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
     ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
-    ///   served, 33 standby, 34 metered, 35 seconds held, 40 custody, 41 custody pay, 42 custody bond, 43
-    ///   custody lost, 44 custody demand.
+    ///   served, 33 standby, 34 metered, 35 seconds held, 36 disk, 40 custody, 41 custody pay, 42 custody
+    ///   bond, 43 custody lost, 44 custody demand.
     event Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose);
 
     /// @notice Money was locked.
@@ -43,8 +43,8 @@ interface IDekubeBilling {
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
     ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
-    ///   served, 33 standby, 34 metered, 35 seconds held, 40 custody, 41 custody pay, 42 custody bond, 43
-    ///   custody lost, 44 custody demand.
+    ///   served, 33 standby, 34 metered, 35 seconds held, 36 disk, 40 custody, 41 custody pay, 42 custody
+    ///   bond, 43 custody lost, 44 custody demand.
     event Locked(bytes32 indexed escrow, address indexed from, uint256 amount, uint256 purpose);
 
     /// @notice Money was paid out.
@@ -56,8 +56,8 @@ interface IDekubeBilling {
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
     ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
-    ///   served, 33 standby, 34 metered, 35 seconds held, 40 custody, 41 custody pay, 42 custody bond, 43
-    ///   custody lost, 44 custody demand.
+    ///   served, 33 standby, 34 metered, 35 seconds held, 36 disk, 40 custody, 41 custody pay, 42 custody
+    ///   bond, 43 custody lost, 44 custody demand.
     event Paid(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 
     /// @notice Money was given back.
@@ -69,7 +69,7 @@ interface IDekubeBilling {
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
     ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
     ///   26 dispute resumed, 27 preparation, 28 claim gas, 29 check fund, 30 check, 31 claim check, 32 not
-    ///   served, 33 standby, 34 metered, 35 seconds held, 40 custody, 41 custody pay, 42 custody bond, 43
-    ///   custody lost, 44 custody demand.
+    ///   served, 33 standby, 34 metered, 35 seconds held, 36 disk, 40 custody, 41 custody pay, 42 custody
+    ///   bond, 43 custody lost, 44 custody demand.
     event Refunded(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 }

@@ -273,8 +273,9 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
-    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 82
+    ///   checkpoint missed, 70 output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat
+    ///   unneeded, 75 no partner.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -329,8 +330,9 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
-    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 82
+    ///   checkpoint missed, 70 output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat
+    ///   unneeded, 75 no partner.
     /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage; 0 if
     ///   the job diverges.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
@@ -445,8 +447,9 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
-    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 82
+    ///   checkpoint missed, 70 output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat
+    ///   unneeded, 75 no partner.
     event GroupPhase(bytes32 indexed group, uint256 before, uint256 phase, uint256 reason);
 
     /// @notice A task was created as a seat of a group.
@@ -525,8 +528,9 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
-    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 82
+    ///   checkpoint missed, 70 output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat
+    ///   unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -549,8 +553,9 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn, 49 not served, 50
     ///   served, 51 window late, 52 standing by, 53 spare called, 54 group ended, 55 not kept, 60 container
-    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 70
-    ///   output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat unneeded, 75 no partner.
+    ///   exited, 61 meter silent, 62 time used up, 63 container again, 80 tampered, 81 checkpoint refused, 82
+    ///   checkpoint missed, 70 output sealed, 71 output differs, 72 no majority, 73 not revealed, 74 seat
+    ///   unneeded, 75 no partner.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -62,7 +62,9 @@ def _pay_out_seconds(case: Case, source: tuple[Pool, bytes], worker: bytes, char
         pay_earned(case, pool, relay, part, Purpose.CARRIAGE, Role.RELAY, owner=owner)
         pay_dues(case.state, worker, relay, part)
         left -= part
-    pay_earned(case, pool, worker, left, Purpose.METERED, Role.COMPUTE, owner=owner)
+    disk = left * case.spec.disk_units // case.spec.step_units
+    pay_earned(case, pool, worker, disk, Purpose.DISK, Role.COMPUTE, owner=owner)
+    pay_earned(case, pool, worker, left - disk, Purpose.METERED, Role.COMPUTE, owner=owner)
     burn_seconds_fee(case, charge)
 
 

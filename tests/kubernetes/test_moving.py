@@ -297,7 +297,7 @@ def paid_of(moving: Moving, task: bytes) -> dict[bytes, int]:
     """Return what the lines of the bill say that each machine was paid for seconds."""
     paid = {run.worker: 0 for run in moving.stored(task).runs}
     for line in bill_lines(moving.world.store, task):
-        if (line.purpose, line.movement) == (Purpose.METERED, Movement.PAID):
+        if line.purpose in (Purpose.METERED, Purpose.DISK) and line.movement is Movement.PAID:
             paid[line.party] += line.amount
     return paid
 

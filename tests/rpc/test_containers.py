@@ -99,7 +99,8 @@ async def test_a_task_shows_its_meter_in_each_phase_and_how_it_ended() -> None:
     spec = found["spec"]
     assert isinstance(spec, dict) and (spec["kind"], spec["level"]) == ("container", 0)
     lines = await node.all("dekube_getBill", hexed(task), limit=10)
-    assert sum(int(line["amount"]) for line in lines if line["purpose"] == "metered") == int(ended["paid"])
+    paid = sum(int(line["amount"]) for line in lines if line["purpose"] in ("metered", "disk"))
+    assert paid == int(ended["paid"])
 
 
 async def test_a_machine_shows_that_it_runs_containers() -> None:

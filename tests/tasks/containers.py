@@ -22,7 +22,7 @@ from tasks.ledger.meter_records import ContainerEnd, MeterRecord, load_meter
 from tasks.ledger.metering_transitions import FINISH_TASK, METER_TASK, finish_values
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.transitions import ACCEPT_TASK, START_TASK
-from tasks.spec import JobSpec, Requirements, container_job
+from tasks.spec import DISK_UNITS, JobSpec, Requirements, container_job
 from tests.tasks.world import WORTH, Manners, World
 
 __all__ = ["HOST", "RATE_MIN", "STORED", "TICK_S", "WITH_SECRETS", "block_until", "container", "end", "finish",
@@ -58,8 +58,8 @@ def container(
 
 
 def second_price(price: int, cores: int = 4) -> int:
-    """What a second costs before rounding, times 10^12."""
-    return RATE_MIN * cores * price
+    """What a second costs before rounding, times 10^12: devices, and the disk of ``part``."""
+    return (RATE_MIN * cores + part().storage.disk_mib * DISK_UNITS) * price
 
 
 def host(world: World, name: int, **more: Any) -> bytes:

@@ -23,7 +23,7 @@ from tasks.kinds.container import (
     is_container_path,
 )
 from tasks.ledger.jobs import kept_job, sizes_of
-from tasks.spec import JobSpec, Requirements, Schedule, decode_spec, encode_spec
+from tasks.spec import DISK_UNITS, JobSpec, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.containers import container, part
 
 
@@ -46,7 +46,7 @@ def test_a_container_reads_back_as_it_was_written() -> None:
 
 def test_its_sizes_are_those_of_no_state() -> None:
     sizes = sizes_of(container())
-    assert sizes == (32 * 10**9, 0, 0, 1 << 20, 0)
+    assert sizes == (32 * 10**9 + 1024 * DISK_UNITS, 0, 0, 1 << 20, 0)
 
 
 def test_it_has_no_program_and_no_rows() -> None:

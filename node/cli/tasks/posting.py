@@ -405,6 +405,7 @@ def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
     return {
         "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
         "all of it, at the price limit": show_amount(amounts.price),
+        "of that the disk": show_amount(amounts.price * job.disk_units // job.step_units),
         "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
         "who reads": container_readers(job),
     }

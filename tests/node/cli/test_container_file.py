@@ -121,7 +121,7 @@ def test_its_mounts_are_the_blobs_that_are_uploaded(folder: Path, tmp_path: Path
 def test_a_person_is_told_that_nothing_is_proven_and_what_an_hour_costs(folder: Path) -> None:
     told = told_job(made(folder))
     assert told["assurance"] == UNPROVEN
-    assert told["an hour costs, at most"].startswith("0.0252 DKB")  # 7e9 units * 3600 s * 1e15 / 1e12
+    assert told["an hour costs, at most"].startswith("0.0276")  # 7e9 units and 10 GiB, for 3600 s
     assert told["image"] == IMAGE
     assert "public" in told["environment"]
 

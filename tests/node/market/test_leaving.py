@@ -180,7 +180,7 @@ def check_bill(owners: Owners, task: bytes, gone: list[bytes], seconds: int) -> 
     assert meter.seconds >= seconds
     paid = sum(
         line.amount for line in bill_lines(owners.world.store, task)
-        if (line.purpose, line.movement) == (Purpose.METERED, Movement.PAID)
+        if line.purpose in (Purpose.METERED, Purpose.DISK) and line.movement is Movement.PAID
     )  # fmt: skip
     assert paid + stored.closing + stored.open == meter.paid > 0  # the last interval's waits after the end
     blobs = next(one for one in owners.machines if one.wallet.address == meter.end.worker).network.blobs

@@ -72,7 +72,8 @@ def stored(world: World, task: bytes) -> Checkpoints:
 def paid_of(world: World, task: bytes, worker: bytes, purpose: Purpose = Purpose.METERED) -> int:
     return sum(
         line.amount for line in bill_lines(world.state, task)
-        if (line.purpose, line.party, line.movement) == (purpose, worker, Movement.PAID)
+        if line.purpose in (purpose, *([Purpose.DISK] if purpose is Purpose.METERED else ()))
+        and (line.party, line.movement) == (worker, Movement.PAID)
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from tasks.ledger.transitions import (
     SUBMIT_WINDOW,
 )
 from tasks.proofs import window_proof_to_value
-from tasks.spec import decode_spec, encode_spec
+from tasks.spec import DISK_UNITS, decode_spec, encode_spec
 from tests.tasks.containers import (
     PRICE,
     TICK_S,
@@ -73,7 +73,9 @@ def test_ticks_are_paid_at_once_and_the_rest_returns() -> None:
     assert (record.phase, record.reason) == (Phase.SETTLED, Reason.CONTAINER_EXITED)
     price = metered(world, task).paid
     assert abs(price - (3 * TICK_S + 7) * second_price(ASK) // TERA) <= 3
-    assert paid(world, task, Purpose.METERED) == price
+    disk = paid(world, task, Purpose.DISK)
+    assert paid(world, task, Purpose.METERED) + disk == price
+    assert abs(disk - (3 * TICK_S + 7) * 1024 * DISK_UNITS * ASK // TERA) <= 3  # a line of its own
     fee = sum(
         line.amount for line in bill_lines(world.state, task)
         if line.purpose == Purpose.PROTOCOL_FEE and line.movement.name == "BURNED"
@@ -94,7 +96,8 @@ def test_the_budget_is_time_at_the_highest_price_and_no_check() -> None:
 
 
 def test_a_gpu_second_counts_the_gpus_and_not_the_cores() -> None:
-    assert container(gpus=2).step_units * 2 == container().step_units  # 2 GPUs against 4 cores
+    two, four = container(gpus=2), container()  # 2 GPUs against 4 cores
+    assert (two.step_units - two.disk_units) * 2 == four.step_units - four.disk_units
 
 
 def test_n31_a_meter_never_runs_ahead_of_the_chain_or_back() -> None:

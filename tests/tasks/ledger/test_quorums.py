@@ -32,7 +32,7 @@ SECOND = second_price(PRICE // 2)
 
 def pay_of(play: Play, task: bytes) -> int:
     lines = bill_lines(play.world.state, task)
-    return sum(line.amount for line in lines if line.purpose == Purpose.METERED)
+    return sum(line.amount for line in lines if line.purpose in (Purpose.METERED, Purpose.DISK))
 
 
 def states(play: Play) -> list[SeatState]:

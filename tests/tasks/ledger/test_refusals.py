@@ -69,7 +69,7 @@ def author(world: World, task: bytes) -> bytes:
 def paid_of(world: World, task: bytes, worker: bytes, *purposes: Purpose) -> int:
     return sum(
         line.amount for line in bill_lines(world.state, task)
-        if line.purpose in (purposes or (Purpose.METERED,))
+        if line.purpose in (purposes or (Purpose.METERED, Purpose.DISK))
         and (line.party, line.movement) == (worker, Movement.PAID)
     )  # fmt: skip
 
