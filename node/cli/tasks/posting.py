@@ -23,6 +23,7 @@ from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.adapters import rows_of, tuned_of
 from node.cli.tasks.container_live import live_lines
+from node.cli.tasks.expected import expected_lines, expected_of
 from node.cli.tasks.group import (
     MEMBERS_MAX,
     check_seats,
@@ -330,6 +331,7 @@ def quote(
                 **{name: amounts.document[name] for name in parts},
                 **group,
                 **readers,
+                "expected": None if (hoped := expected_of(job, amounts)) is None else hoped.document(),
                 "objections": told,
                 "spec": spec,
             }
@@ -349,6 +351,7 @@ def quote(
             "preparation": show_amount(amounts.preparation),
             **_custody_lines(amounts),
             "locked in all": show_amount(amounts.total),
+            **expected_lines(expected_of(job, amounts)),
             **({} if members == 1 else group_lines(amounts, members, standing)),
             **({} if terms.budget is None else {"budget": show_amount(terms.budget)}),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
