@@ -1,8 +1,10 @@
 """``python -m tests.tasks.dispute.tally [GAMES]``: random games of disputes, and who lost each, as JSON.
 
 Programs, sources, steps and lies are random. Half of the games have a liar against honest software, with the data
-served or with everything shown on chain in turn. In the other half an honest worker is accused, by one who names
-random elements or by one who moves at random. Each move is decoded from its bytes and judged as a validator does.
+served or with everything shown on chain in turn. A third of the liars computed rightly, and claim another state
+root, seal or loss for it, or fall silent after some moves. In the other half an honest worker is accused, by one
+who names random elements or by one who moves at random. Each move is decoded from its bytes and judged as a
+validator does.
 A liar is slashed if its game ends against it (market.md 7.8), or if it falls silent and two drawn machines find
 what its challenger found.
 
@@ -19,6 +21,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
@@ -26,8 +29,10 @@ from random import Random
 from typing import Any, Final
 
 from tasks.dispute.commitments import Question
-from tasks.dispute.game import Game, Side, Stage, play
+from tasks.dispute.errors import NoMove
+from tasks.dispute.game import MOVES_MAX, Game, Side, Stage, play
 from tasks.dispute.moves import Move, Pick
+from tasks.dispute.players import Accused
 from tests.tasks.dispute import test_game as games
 from tests.tasks.dispute.toys import Segment, influential
 
@@ -112,8 +117,59 @@ class Judged:
         return game
 
 
+class Lie(Enum):
+    """What a liar does. Two thirds play for an element that they computed falsely.
+
+    Others computed rightly, and claim another state root, work digest or loss after the segment (N1). Or they fall
+    silent after some moves.
+    """
+
+    ELEMENT = "element"
+    STATE_ROOT = "state_root"
+    SEAL = "work_digest"
+    LOSS = "loss_total"
+    SILENT = "silent"
+
+
+_LIES: Final = (*[Lie.ELEMENT] * 8, *Lie)[1:]
+
+
 def _against_a_liar(seed: int) -> tuple[Game, Side | None] | None:
-    """Play a liar at a random element; None if nothing follows from its lie."""
+    """Play a liar; None if nothing follows from its lie."""
+    kind = lie_of(seed)
+    if kind in (Lie.ELEMENT, Lie.SILENT):
+        return _with_an_element(seed, is_silent=kind is Lie.SILENT)
+    return _with_a_claim(seed, kind)
+
+
+def lie_of(seed: int) -> Lie:
+    """Return what the liar of a game does."""
+    found: Lie = Random(f"lie {seed}").choice(_LIES)
+    return found
+
+
+def _with_a_claim(seed: int, kind: Lie) -> tuple[Game, Side | None]:
+    """Play a liar with honest traces and a false end of the segment."""
+    random = Random(seed)
+    honest, _ = games._random_case(random)
+    end = honest.records[-1]
+    false: Any = end.loss_total ^ 1 << random.randrange(52) if kind is Lie.LOSS else random.randbytes(32)
+    end = end._replace(**{kind.value: false})
+    question = honest.question(end)
+    player = Accused(question, honest.witness((*honest.records[:-1], end)))
+
+    def accused(game: Game, _moves: Sequence[Move]) -> Move | None:
+        try:
+            return player.move(game)
+        except NoMove:  # it has nothing that fits what it claims
+            return None
+
+    served = honest.traces[-1] if seed % 2 else None
+    game, _, silent = games._play(question, accused, games._challenger(question, honest.witness(), served))
+    return game, silent
+
+
+def _with_an_element(seed: int, *, is_silent: bool) -> tuple[Game, Side | None] | None:
     random = Random(seed)
     honest, lie = games._random_case(random)
     step = random.randrange(honest.steps)
@@ -124,7 +180,10 @@ def _against_a_liar(seed: int) -> tuple[Game, Side | None] | None:
     first = next(at for at in range(honest.steps) if liar.records[at + 1] != honest.records[at + 1])
     served = liar.traces[first] if seed % 2 else None
     challenger = games._challenger(question, honest.witness(), served)
-    game, _, silent = games._play(question, games._liar(question, liar, random), challenger)
+    plays, last = games._liar(question, liar, random), random.randrange(6) if is_silent else MOVES_MAX
+    game, _, silent = games._play(
+        question, lambda game, moves: None if len(moves) >= last else plays(game, moves), challenger
+    )
     return game, silent
 
 
@@ -187,7 +246,7 @@ def _play_next(count: Count) -> None:
         if loser is not (Side.ACCUSED if is_liar else Side.CHALLENGER):
             raise AssertionError(f"the honest side of game {seed} lost: {game.ending}, silent {silent}")
         count.liars, count.challengers = count.liars + is_liar, count.challengers + (not is_liar)
-        who = "liar" if is_liar else "lying challenger"
+        who = f"liar about {lie_of(seed).name.lower()}" if is_liar else "lying challenger"
         ending = f"{who}: {'silent' if game.ending is None else game.ending.name.lower()}"
         count.endings[ending] = count.endings.get(ending, 0) + 1
         count.judged(judged.ticks)

@@ -19,6 +19,16 @@ def test_each_wrong_side_loses_and_is_counted() -> None:
     assert vars(games)["play"] is play
 
 
+@pytest.mark.parametrize("kind", tally.Lie)
+def test_each_kind_of_liar_loses(kind: tally.Lie) -> None:
+    """One that plays for an element, a false root, seal or loss over honest traces (N1), and a silent one."""
+    found = [seed for seed in range(400) if tally.lie_of(seed) is kind]
+    assert len(found) >= 20
+    played = [game for seed in found[:4] if (game := tally._against_a_liar(seed)) is not None]
+    losers = {silent if game.ending is None else game.ending.loser for game, silent in played}
+    assert played and losers == {Side.ACCUSED}
+
+
 def test_a_game_that_the_honest_side_lost_stops_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
     played = tally._against_the_honest(1)[0]
     monkeypatch.setattr(tally, "_against_a_liar", lambda _seed: (played, Side.CHALLENGER))
