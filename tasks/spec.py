@@ -51,10 +51,10 @@ from tasks.kinds.embed import EMBED_FIELDS, KIND_EMBED, EmbedPart
 from tasks.kinds.evaluate import EVALUATE_FIELDS, EVALUATE_NAMES, KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.kinds.fields import INTEGER_MAX, SPEC_VERSION, Found, KindFields, fields_by_name, read_fields
 from tasks.kinds.finetune import (
+    DECODERS,
     FINETUNE_FIELDS,
     FINETUNE_NAMES,
     KIND_FINETUNE,
-    MODEL_LLAMA,
     FinetunePart,
     RowSet,
 )
@@ -446,7 +446,20 @@ _PART_AT: Final = 4
 class _Kind(NamedTuple):
     fields: KindFields
     part: type[Part]
-    names: tuple[str, ...]
+    names: tuple[str | tuple[str, ...], ...]
+    """What must be named; of several names any one."""
+
+    def allows(self, names: tuple[str, ...]) -> bool:
+        """Tell whether a part names what this version runs."""
+        return len(names) == len(self.names) and all(
+            name in one if isinstance(one, tuple) else name == one
+            for name, one in zip(names, self.names, strict=True)
+        )
+
+    @property
+    def told(self) -> list[str]:
+        """What must be named, as text."""
+        return [" or ".join(one) if isinstance(one, tuple) else one for one in self.names]
 
 
 _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
@@ -462,10 +475,13 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
 _DECODER: Final = _Kind(_FIELDS.with_more(DECODER_FIELDS, _PART_AT), DecoderPart, DECODER_NAMES)
 
 
+_DECODED: Final = [[name] for name in DECODERS]
+
+
 def _kind_of(value: Any) -> _Kind | None:
     """Return the kind of a decoded array, None for one that is not known. The model says what is trained."""
     name = value[1] if isinstance(value, list) and len(value) > _PART_AT else None
-    if name == KIND_TRAIN and isinstance(value[_PART_AT], list) and value[_PART_AT][:1] == [MODEL_LLAMA]:
+    if name == KIND_TRAIN and isinstance(value[_PART_AT], list) and value[_PART_AT][:1] in _DECODED:
         return _DECODER
     return _KINDS.get(name) if isinstance(name, str) else None
 
@@ -549,9 +565,9 @@ def decode_spec(data: bytes) -> JobSpec:
         raise DecodeError(f"not a job specification: dataset.samples: at most the {rows} rows, not {samples}")
     _check_schedule(schedule)
     names = kind.part.of(found).names
-    if (found["level"], found["profile"], *names) != (LEVEL_EXACT, PROFILE_EXACT_2, *kind.names):
+    if (found["level"], found["profile"]) != (LEVEL_EXACT, PROFILE_EXACT_2) or not kind.allows(names):
         raise DecodeError(
-            f"only {found['kind']}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {', '.join(kind.names)} can be run"
+            f"only {found['kind']}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {', '.join(kind.told)} can be run"
         )
     spec = _spec_of(found, kind, verifiers)
     try:
@@ -585,7 +601,7 @@ def _container(found: Found, kind: _Kind) -> JobSpec:
     if not spec.is_metered or spec.profile != PROFILE_METERED_1 or part.metering.name not in kind.names:
         raise DecodeError(
             f"only {spec.kind}, level {LEVEL_METERED} or {LEVEL_QUORUM}, {PROFILE_METERED_1}, "
-            f"{' or '.join(kind.names)} can be run"
+            f"{' or '.join(kind.told)} can be run"
         )
     check_container(part)
     if "requirements.gpu_words" in found:

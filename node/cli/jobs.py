@@ -34,10 +34,11 @@ from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
 from tasks.kinds.embed import KIND_EMBED, EmbedPart, Pooling
 from tasks.kinds.evaluate import KIND_EVALUATE, EvaluatePart, LabelledRows
 from tasks.kinds.finetune import (
+    DECODERS,
     KIND_FINETUNE,
-    MODEL_LLAMA,
     Adapters,
     BaseModel,
+    Packing,
     Preference,
     RateSchedule,
     Recompute,
@@ -202,6 +203,7 @@ def _tuned(top: Mapping[str, Any]) -> FinetunePart:
         None if top["start"] is None else _adapter(top["start"], "start"),
         None if top["preference"] is None else _preference(top),
         _recompute(top),
+        None if top["packing"] is None else _packing(top),
     )  # fmt: skip
 
 
@@ -215,6 +217,11 @@ def _recompute(top: Mapping[str, Any]) -> Recompute | None:
 def _preference(top: Mapping[str, Any]) -> Preference:
     _fields(top["preference"], "preference", set(Preference._fields))
     return Preference(*_numbers(top, "preference", Preference._fields))
+
+
+def _packing(top: Mapping[str, Any]) -> Packing:
+    _fields(top["packing"], "packing", set(Packing._fields))
+    return Packing(*_numbers(top, "packing", Packing._fields))
 
 
 def _numbers(top: Mapping[str, Any], name: str, fields: Sequence[str]) -> list[int]:
@@ -382,7 +389,7 @@ _PARTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], 
 def _part_of(document: Mapping[str, Any]) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Part]]:
     """Return the fields of a job's kind, and what reads them; the model says what is trained."""
     kind, model = document.get("kind"), document.get("model")
-    if kind == KIND_TRAIN and isinstance(model, dict) and model.get("name") == MODEL_LLAMA:
+    if kind == KIND_TRAIN and isinstance(model, dict) and model.get("name") in DECODERS:
         return DecoderPart._fields, _decoder
     return _PARTS.get(kind, _CLASSIFIED) if isinstance(kind, str) else _CLASSIFIED
 

@@ -23,14 +23,14 @@ from tasks.programs.tensors import TensorType
 __all__ = ["DecoderTrainer", "first_state"]
 
 EMBEDDING_STEP: Final = 50
-"""The embedding is uniform within +-sqrt(3) / 50: of variance 0.02^2, as decoders of this family begin."""
+"""Embedding and positions are uniform within +-sqrt(3) / 50: of variance 0.02^2, as decoders begin."""
 _WEIGHT_BITS: Final = 24
 _STREAMED: Final = ("output", "down")
 """Matrices that add to the stream: two a layer."""
 
 
 def first_state(plan: DecoderPlan) -> TrainingState:
-    """Return the state before the first step: norms 1, matrices uniform from the seed, moments zero.
+    """Return the state before the first step: norms 1, matrices uniform from the seed, biases and moments zero.
 
     Matrices lie within +-1 / sqrt(inputs), as the field's linear layers begin. What adds to the stream is smaller
     by sqrt(2 * layers), so the stream of a deep model begins as that of a flat one.
@@ -38,7 +38,7 @@ def first_state(plan: DecoderPlan) -> TrainingState:
     tensors: dict[str, bytes] = {}
     for name, kind in plan.tensors().items():
         group, _, own = name.partition("/")
-        if group != "parameter":
+        if group != "parameter" or own.endswith("bias"):
             tensors[name] = bytes(kind.size_bytes)
         elif own.endswith("norm"):
             tensors[name] = np.ones(kind.values, dtype="<f4").tobytes()
@@ -52,7 +52,7 @@ def _uniform(plan: DecoderPlan, name: str, kind: TensorType) -> bytes:
     words = np.frombuffer(shake_256(label).digest(4 * kind.values), dtype="<u4")
     integers = (words >> (32 - _WEIGHT_BITS)).astype(np.int64) - (1 << (_WEIGHT_BITS - 1))
     most = 1.0 / sqrt(kind.columns)
-    if name == "parameter/embedding":
+    if name in ("parameter/embedding", "parameter/positions"):
         most = sqrt(3.0) / EMBEDDING_STEP
     elif name.rsplit("/", 1)[-1] in _STREAMED:
         most /= sqrt(2 * plan.shape.model.layers)

@@ -1,4 +1,4 @@
-"""The kind ``train`` with the model ``llama``: a decoder whose weights are all trained, from scratch (R88)."""
+"""The kind ``train`` with a decoder (``llama`` or ``gpt2``): all weights are trained, from scratch (R88)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tasks.kinds.adapters import TunedAdapter, adapter_ranges
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields, with_later
 from tasks.kinds.finetune import (
+    DECODERS,
     KIND_FINETUNE,
     LOOP_RANGES,
-    MODEL_LLAMA,
     STEP_CALLS_MAX,
     RateSchedule,
     Recompute,
     TrainingLoop,
+    check_family,
 )
 from tasks.kinds.plan import Input
 from tasks.programs.adamw import Rates
@@ -58,7 +59,7 @@ class DecoderModel(NamedTuple):
     @property
     def shape(self) -> LlamaShape:
         """The shape. Raises ProgramInvalid for one that no program is made of."""
-        return LlamaShape(*self[1:11], tied=bool(self.tied))
+        return check_family(self.name, LlamaShape(*self[1:11], tied=bool(self.tied)))
 
 
 class TextRows(NamedTuple):
@@ -141,7 +142,7 @@ class DecoderPart(NamedTuple):
         )
 
 
-DECODER_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
+DECODER_NAMES: Final = (DECODERS, OPTIMISER_ADAMW)
 DECODER_FIELDS: Final = KindFields(
     fields=(
         ("model", list, DecoderModel._fields), ("dataset", list, TextRows._fields), ("batch", int, ()),
@@ -151,6 +152,7 @@ DECODER_FIELDS: Final = KindFields(
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in DecoderModel._fields[1:11]},
+        "model.rotary_base": (0, INTEGER_MAX),
         "model.tied": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in TextRows._fields[2:]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},

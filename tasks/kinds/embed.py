@@ -12,7 +12,7 @@ from tasks.engines.errors import UnsupportedJob
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
-from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
+from tasks.kinds.finetune import DECODERS, BaseModel
 from tasks.kinds.generate import PromptSet
 from tasks.kinds.plan import Input
 from tasks.programs.bert_shape import BertShape
@@ -109,10 +109,10 @@ class EmbedPart(NamedTuple):
 
 def shape_of(model: BaseModel) -> ModelShape:
     """Return the shape of a model of any architecture. Raises ProgramInvalid."""
-    if model.name == MODEL_LLAMA:
+    if model.name in DECODERS:
         return model.shape
     if model.name != MODEL_BERT:
-        raise ProgramInvalid(f"model.name: {MODEL_BERT} or {MODEL_LLAMA} expected, not {model.name[:20]!r}")
+        raise ProgramInvalid(f"model.name: {', '.join((MODEL_BERT, *DECODERS))} expected, not {model.name[:20]!r}")
     found = BertShape(
         model.vocabulary, model.width, model.layers, model.heads, model.hidden, model.context, model.epsilon_nano
     )

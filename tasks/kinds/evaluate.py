@@ -1,4 +1,4 @@
-"""The kind ``evaluate``: the loss of each row, by a frozen decoder of the Llama family (market.md R85)."""
+"""The kind ``evaluate``: the loss of each row, by a frozen decoder (market.md R85)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.engines.evaluation_plan import EvaluationPlan
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
-from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
+from tasks.kinds.finetune import DECODERS, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.evaluate import EvaluateShape, row_tensors
@@ -96,7 +96,7 @@ class EvaluatePart(NamedTuple):
         return EvaluateShape(self.model.shape, self.batch, data.rows, data.length, data.slots, adapter)
 
 
-EVALUATE_NAMES: Final = (MODEL_LLAMA,)
+EVALUATE_NAMES: Final = (DECODERS,)
 EVALUATE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, LabelledRows._fields), ("batch", int, ()),
@@ -104,6 +104,7 @@ EVALUATE_FIELDS: Final = KindFields(
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
+        "model.rotary_base": (0, INTEGER_MAX),
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in LabelledRows._fields[2:]},
         **ADAPTER_RANGES,

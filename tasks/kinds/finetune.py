@@ -1,4 +1,4 @@
-"""The kind ``finetune``: low-rank adapters for a frozen decoder of the Llama family (market.md 4.1)."""
+"""The kind ``finetune``: low-rank adapters for a frozen decoder (market.md 4.1)."""
 
 from __future__ import annotations
 
@@ -22,29 +22,49 @@ from tasks.programs.loop import ACCUMULATE_MAX, EVALUATIONS_MAX, UPDATES_MAX, up
 from tasks.programs.program import CALLS_MAX, SourceKind
 
 __all__ = [
+    "DECODERS",
     "FINETUNE_FIELDS",
     "FINETUNE_NAMES",
     "KIND_FINETUNE",
     "LOOP_RANGES",
+    "MODEL_GPT2",
     "MODEL_LLAMA",
     "STEP_CALLS_MAX",
     "Adapters",
     "BaseModel",
     "FinetunePart",
+    "Packing",
     "Preference",
     "RateSchedule",
     "Recompute",
     "RowSet",
     "TrainingLoop",
+    "check_family",
+    "family_of",
 ]
 
 KIND_FINETUNE: Final = "finetune"
 MODEL_LLAMA: Final = "llama"
+MODEL_GPT2: Final = "gpt2"
+DECODERS: Final = (MODEL_LLAMA, MODEL_GPT2)
+"""Names of models that decode."""
 STEP_CALLS_MAX: Final = CALLS_MAX
 """Calls of a step. What validators do for a new task or a move does not grow with it (``tasks/programs/layered``).
 A machine that runs the step holds a call in half a kilobyte."""
 PLANS_HELD_MAX: Final = 256
 """Plans kept in memory."""
+
+
+def family_of(shape: LlamaShape) -> str:
+    """Return the name that a specification has for models of a shape."""
+    return MODEL_GPT2 if shape.is_gpt2 else MODEL_LLAMA
+
+
+def check_family(name: str, shape: LlamaShape) -> LlamaShape:
+    """Return the shape. Raises ProgramInvalid if it is not that of a model of this name (R154)."""
+    if name != family_of(shape):
+        raise ProgramInvalid(f"model.name: {family_of(shape)} expected with rotary_base {shape.rotary_base}")
+    return shape
 
 
 class BaseModel(NamedTuple):
@@ -72,7 +92,7 @@ class BaseModel(NamedTuple):
     @property
     def shape(self) -> LlamaShape:
         """The shape. Raises ProgramInvalid for one that no program is made of."""
-        return LlamaShape(*self[3:13], tied=bool(self.tied), biased=bool(self.biased))
+        return check_family(self.name, LlamaShape(*self[3:13], tied=bool(self.tied), biased=bool(self.biased)))
 
     def input(self) -> Input:
         """Return the blob of its weights. Raises ProgramInvalid."""
@@ -140,6 +160,12 @@ class Recompute(NamedTuple):
     layers: int
 
 
+class Packing(NamedTuple):
+    """That several rows of a file share a sequence (R155)."""
+
+    packed: int = 1
+
+
 class FinetunePart(NamedTuple):
     """What a specification of this kind has of its own."""
 
@@ -156,6 +182,8 @@ class FinetunePart(NamedTuple):
     """Of a job on preferences, whose rows are pairs."""
     recompute: Recompute | None = None
     """Of a job that computes layers again in the way back."""
+    packing: Packing | None = None
+    """Of a job whose rows share sequences; its data set counts these."""
 
     @classmethod
     def of(cls, found: Found) -> FinetunePart:
@@ -172,6 +200,7 @@ class FinetunePart(NamedTuple):
             TunedAdapter.of(found, "start"),
             Preference(found["preference.beta_nano"]) if "preference.beta_nano" in found else None,
             Recompute(found["recompute.layers"]) if "recompute.layers" in found else None,
+            Packing(found["packing.packed"]) if "packing.packed" in found else None,
         )
 
     @property
@@ -187,8 +216,9 @@ class FinetunePart(NamedTuple):
             list(self.rates), self.loop.to_value(),
         ]  # fmt: skip
         return with_later(
-            found, TunedAdapter.to_value(self.start), list(self.preference or ()), list(self.recompute or ())
-        )
+            found, TunedAdapter.to_value(self.start), list(self.preference or ()), list(self.recompute or ()),
+            list(self.packing or ()),
+        )  # fmt: skip
 
     def plan(self, seed: bytes, total_steps: int) -> TuningPlan:
         """Return the plan of a job. Raises UnsupportedJob."""
@@ -209,6 +239,7 @@ class FinetunePart(NamedTuple):
             self.model.shape, adapters.rank, adapters.alpha, adapters.targets, self.batch, rows.length, rows.slots,
             rows.rows, rows.samples, *self.loop[:-1], 0 if self.preference is None else self.preference.beta_nano,
             0 if self.recompute is None else self.recompute.layers,
+            0 if self.packing is None else self.packing.packed,
         )  # fmt: skip
 
 
@@ -217,7 +248,7 @@ LOOP_RANGES: Final = MappingProxyType({
     "loop.patience": (1, EVALUATIONS_MAX),
 })  # fmt: skip
 """Ranges of the fields of a training loop."""
-FINETUNE_NAMES: Final = (MODEL_LLAMA, OPTIMISER_ADAMW)
+FINETUNE_NAMES: Final = (DECODERS, OPTIMISER_ADAMW)
 FINETUNE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, RowSet._fields),
@@ -225,16 +256,18 @@ FINETUNE_FIELDS: Final = KindFields(
         ("rates", list, RateSchedule._fields), ("loop", list, TrainingLoop._fields),
         ("start", list, TunedAdapter._fields), ("preference", list, Preference._fields),
         ("recompute", list, Recompute._fields),
+        ("packing", list, Packing._fields),
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
+        "model.rotary_base": (0, INTEGER_MAX),
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in RowSet._fields[2:]},
         **{f"adapters.{name}": (1, INTEGER_MAX) for name in Adapters._fields[:2]},
         **{f"optimiser.{rate}": (0, INTEGER_MAX) for rate in Optimiser._fields[1:]},
         **{f"rates.{name}": (0, INTEGER_MAX) for name in RateSchedule._fields[1:]},
         **LOOP_RANGES, **adapter_ranges("start"),
-        "preference.beta_nano": (1, BETA_NANO_MAX), "recompute.layers": (1, 1),
+        "preference.beta_nano": (1, BETA_NANO_MAX), "recompute.layers": (1, 1), "packing.packed": (1, 1),
     },
     hashes=frozenset({
         "model.blob", "model.root", "dataset.blob", "dataset.root", "start.blob", "start.root",
@@ -242,7 +275,7 @@ FINETUNE_FIELDS: Final = KindFields(
     texts=frozenset({"model.name", "optimiser.name", "rates.name"}),
     names=frozenset({"adapters.targets", "start.targets"}),
     trailing={"loop": 1},
-    later=("start", "preference", "recompute"),
+    later=("start", "preference", "recompute", "packing"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The kind ``generate``: tokens after prompts, by a frozen decoder of the Llama family (market.md R77)."""
+"""The kind ``generate``: tokens after prompts, by a frozen decoder (market.md R77)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.engines.input_blobs import check_adapter
 from tasks.engines.tuning_plan import ROWS_BYTES_MAX
 from tasks.kinds.adapters import ADAPTER_RANGES, TunedAdapter
 from tasks.kinds.fields import INTEGER_MAX, Found, KindFields
-from tasks.kinds.finetune import MODEL_LLAMA, BaseModel
+from tasks.kinds.finetune import DECODERS, BaseModel
 from tasks.kinds.plan import Input
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.generate import STOP_COLUMNS_MAX, ByRow, GenerateShape, prompt_tensors
@@ -175,7 +175,7 @@ def _decoding_of(found: Found) -> Decoding:
     return Decoding(name, new, tuple(ends), *rest)
 
 
-GENERATE_NAMES: Final = (MODEL_LLAMA,)
+GENERATE_NAMES: Final = (DECODERS,)
 GENERATE_FIELDS: Final = KindFields(
     fields=(
         ("model", list, BaseModel._fields), ("dataset", list, PromptSet._fields), ("batch", int, ()),
@@ -184,6 +184,7 @@ GENERATE_FIELDS: Final = KindFields(
     ),
     ranges={
         **{f"model.{name}": (1, INTEGER_MAX) for name in BaseModel._fields[3:13]},
+        "model.rotary_base": (0, INTEGER_MAX),
         "model.tied": (0, 1), "model.biased": (0, 1), "batch": (1, INTEGER_MAX),
         **{f"dataset.{name}": (1, ROWS_BYTES_MAX) for name in PromptSet._fields[2:]},
         "decoding.new_tokens": (1, INTEGER_MAX), "decoding.temperature": (1, TEMPERATURE_MAX * NANO),

@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks.engines.state import TrainingState
 from tasks.models.errors import FolderInvalid, ModelError
+from tasks.models.gpt2 import GPT2_MODULES, GPT2_PREFIX
 from tasks.models.huggingface import MODULES
 from tasks.models.receipts import FETCH_AGAIN, RECEIPT, json_bytes, root_of, told_root
 from tasks.models.safetensors import read_safetensors, write_safetensors
@@ -49,7 +50,7 @@ _VERSION: Final = 1
 _KIND: Final = "finetune"
 BASE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 """Name or path of the model that loads adapters."""
-_LATER: Final = ("preference", "recompute")
+_LATER: Final = ("preference", "recompute", "packed")
 """Fields of a shape that came with later versions."""
 _MATRICES: Final = {"a": "lora_A", "b": "lora_B"}
 
@@ -167,9 +168,24 @@ def _places(shape: FinetuneShape) -> dict[str, tuple[str, TensorType]]:
     for name, kind in state_tensors(shape).items():
         if _is_result(shape, name):
             _, _, layer, target, matrix = name.split("/")
-            place = f"base_model.model.model.layers.{layer}.{MODULES[target]}.{_MATRICES[matrix]}.weight"
+            layers = f"{GPT2_PREFIX}h" if shape.model.is_gpt2 else "model.layers"
+            module = _modules(shape.model)[target]
+            place = f"base_model.model.{layers}.{layer}.{module}.{_MATRICES[matrix]}.weight"
             found[place] = name, kind
     return found
+
+
+def _modules(model: LlamaShape) -> Mapping[str, str]:
+    return GPT2_MODULES if model.is_gpt2 else MODULES
+
+
+def _targets(shape: FinetuneShape) -> list[str]:
+    """Return what PEFT calls the weights that have adapters; it looks for names that end so."""
+    names = [_modules(shape.model)[target] for target in shape.targets]
+    last = [name.rpartition(".")[2] for name in names]
+    every = [name.rpartition(".")[2] for name in _modules(shape.model).values()]
+    whole = (last.count(one) == every.count(one) for one in last)
+    return sorted({short if is_all else name for name, short, is_all in zip(names, last, whole, strict=True)})
 
 
 def adapter_folder(receipt: Receipt, parameters: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -181,9 +197,9 @@ def adapter_folder(receipt: Receipt, parameters: Mapping[str, bytes]) -> dict[st
     shape = receipt.shape
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": receipt.base, "r": shape.rank,
-        "lora_alpha": shape.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
+        "lora_alpha": shape.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": shape.model.is_gpt2,
         "inference_mode": True, "init_lora_weights": True, "use_rslora": False, "use_dora": False,
-        "target_modules": sorted(MODULES[target].partition(".")[2] for target in shape.targets),
+        "target_modules": _targets(shape),
     }  # fmt: skip
     return {
         ADAPTERS: write_safetensors(matrices, {"format": "pt"}), SETTINGS: json_bytes(settings),

@@ -9,10 +9,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from tasks.models.errors import ModelInvalid, ModelUnsupported, TokenizersMissing
-from tasks.models.huggingface import CONFIG, CONFIG_BYTES_MAX, Settings, read_settings
+from tasks.models.huggingface import CONFIG, CONFIG_BYTES_MAX, read_settings
 from tasks.models.llama import contents_of, frozen_tensor
 from tasks.models.rows import Tokens
 from tasks.models.safetensors import SafetensorsFile
+from tasks.models.settings import Settings
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.models.tokens import JSON_BYTES_MAX
 from tasks.programs.bert_shape import BertShape, encoder_tensors

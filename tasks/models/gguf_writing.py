@@ -62,7 +62,8 @@ def adapters_gguf(receipt: Receipt, adapters: bytes) -> bytes:
     Raises FolderInvalid for other adapters than those of the receipt.
     """
     shape, tensors = receipt.shape, dict[str, np.ndarray]()
-    architecture, is_turned = ("qwen2", False) if shape.model.biased else ("llama", True)
+    is_turned = not shape.model.biased and not shape.model.is_gpt2
+    architecture = "gpt2" if shape.model.is_gpt2 else "llama" if is_turned else "qwen2"
     for name, (kind, content) in parameters_of(shape, adapters).items():
         _, _, layer, target, matrix = name.split("/")
         values = np.frombuffer(content, dtype="<f4").reshape(kind.rows, kind.columns)

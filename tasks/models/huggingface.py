@@ -1,4 +1,4 @@
-"""Models of the Llama family as the field shares them: config.json and safetensors files (JOBS 6).
+"""Models of the Llama family and of GPT-2 as the field shares them: config.json and safetensors files (JOBS 6).
 
 What a program here does not compute is refused by name, with the setting that says so.
 """
@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tasks.models.errors import ModelInvalid, ModelUnsupported
+from tasks.models.gpt2 import GPT2, GPT2_CONSTANTS, GPT2_PREFIX, gpt2_place, gpt2_shape, is_turned
 from tasks.models.llama import ROWS_AT_ONCE, Model, frozen_tensors, model_from_tensors, places_of
 from tasks.models.safetensors import SafetensorsFile
+from tasks.models.settings import CONFIG, Settings
 from tasks.models.strict_json import JsonFault, read_object
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama_shape import LlamaShape
-from tasks.programs.operators.scalars import NANO
 
 __all__ = [
-    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "Settings", "ends_of", "place_of",
+    "CONFIG", "ENDS", "INDEX", "MODULES", "TOKENISER", "WEIGHTS", "Checkpoint", "ends_of", "place_of",
     "read_settings", "shards_of",
 ]  # fmt: skip
 
-CONFIG: Final = "config.json"
 ENDS: Final = "generation_config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -114,19 +115,26 @@ class Checkpoint:
                 self._of[tensor] = name
         self.shape: Final = _shape(read_settings(CONFIG, config, CONFIG_BYTES_MAX), self._of)
         """Shape of the model."""
-        self._places = places_of(self.shape, place_of)
+        places = places_of(self.shape, partial(place_of, self.shape))
+        self._turned, self._kept = frozenset[str](), ("", np.empty((0, 0)))
+        if self.shape.is_gpt2:
+            if places["embedding"] not in self._of:  # as files of the bare model have them
+                places = {name: place.removeprefix(GPT2_PREFIX) for name, place in places.items()}
+            self._turned = frozenset(place for name, place in places.items() if is_turned(name))
+        self._places = places
         self._check_rest()
 
     def _check_rest(self) -> None:
         """Check the tensors that are not read. A head that is tied must be the embedding."""
+        constants = GPT2_CONSTANTS if self.shape.is_gpt2 else _CONSTANTS
         for tensor in sorted(self._of.keys() - self._places.values()):
             if tensor == _OUTER["head"]:
                 self._check_tied()
-            elif not _CONSTANTS.fullmatch(tensor):
+            elif not constants.fullmatch(tensor):
                 raise ModelUnsupported(f"tensor {tensor[:80]} is not of this architecture", file=self._of[tensor])
 
     def _check_tied(self) -> None:
-        head, embedding = _OUTER["head"], _OUTER["embedding"]
+        head, embedding = _OUTER["head"], self._places["embedding"]
         if self.size(head) == self.size(embedding):
             rows = range(0, self.shape.vocabulary, ROWS_AT_ONCE)
             if all(
@@ -144,11 +152,16 @@ class Checkpoint:
         if place not in self._of:
             return None
         held = self._files[self._of[place]].tensors[place]
-        return held.rows, held.columns
+        return (held.columns, held.rows) if place in self._turned else (held.rows, held.columns)
 
     def rows(self, place: str, first: int, count: int) -> np.ndarray:
         """See TensorSource."""
-        return self._files[self._of[place]].values(place, first, count)
+        file = self._files[self._of[place]]
+        if place not in self._turned:
+            return file.values(place, first, count)
+        if self._kept[0] != place:
+            self._kept = place, file.values(place).T
+        return np.ascontiguousarray(self._kept[1][first : first + count])
 
     def file(self, place: str) -> str:
         """See TensorSource."""
@@ -163,52 +176,18 @@ class Checkpoint:
         return frozen_tensors(self.shape, self, self._places, notes, interleaved=False)
 
 
-def place_of(name: str) -> str:
+def place_of(shape: LlamaShape, name: str) -> str:
     """Return what the field calls a weight or vector of a model."""
+    return gpt2_place(name) if shape.is_gpt2 else _llama_place(name)
+
+
+def _llama_place(name: str) -> str:
     if name in _OUTER:
         return _OUTER[name]
     _, layer, part = name.split("/")
     end = "bias" if part.endswith("_bias") else "weight"
     module = _NORMS.get(part) or MODULES[part.removesuffix("_bias")]
     return f"model.layers.{layer}.{module}.{end}"
-
-
-class Settings:
-    """The settings of config.json, each read with its type."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def __contains__(self, key: str) -> bool:
-        """Tell whether a setting is there."""
-        return key in self._values
-
-    def get(self, key: str) -> Any:
-        """Return a setting, None if it is not there."""
-        return self._values.get(key)
-
-    def number(self, key: str, otherwise: int | None = None) -> int:
-        """Return a positive integer. Raises ModelInvalid."""
-        value = self._values.get(key)
-        if value is None:
-            value = otherwise
-        if type(value) is not int or not 1 <= value < 1 << 40:
-            raise ModelInvalid(f"{key} is not a positive integer", file=CONFIG)
-        return value
-
-    def truth(self, key: str) -> bool:
-        """Return a truth value, false if it is not there. Raises ModelInvalid."""
-        value = self._values.get(key, False)
-        if type(value) is not bool:
-            raise ModelInvalid(f"{key} is neither true nor false", file=CONFIG)
-        return value
-
-    def refuse(self, key: str, *allowed: object) -> None:
-        """Raises ModelUnsupported if a setting is there and has no value that a program computes."""
-        value = self._values.get(key)
-        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-            hint = f", {' or '.join(map(str, allowed))} is" if allowed else ""
-            raise ModelUnsupported(f"{key} {str(value)[:40]!r} is not supported{hint}", file=CONFIG)
 
 
 def _rotary_base(settings: Settings) -> int:
@@ -234,16 +213,6 @@ def _rotary_base(settings: Settings) -> int:
     return int(base)
 
 
-def _epsilon_nano(settings: Settings) -> int:
-    value = settings.get("rms_norm_eps")
-    if type(value) not in (int, float) or not 0 < value <= 1:
-        raise ModelInvalid("rms_norm_eps is not a number between 0 and 1", file=CONFIG)
-    found: int = round(value * NANO)
-    if abs(found - value * NANO) > 1e-6 * found:
-        raise ModelUnsupported(f"rms_norm_eps {value} is not a multiple of 10^-9", file=CONFIG)
-    return found
-
-
 def _context(settings: Settings, kind: str) -> int:
     """Return the longest row. Positions attend to all before them, so a sliding window bounds it."""
     context = settings.number("max_position_embeddings")
@@ -258,20 +227,22 @@ def _context(settings: Settings, kind: str) -> int:
 def _shape(values: Mapping[str, Any], tensors: Mapping[str, str]) -> LlamaShape:
     settings = Settings(values)
     kind = settings.get("model_type")
-    if kind not in _KINDS:
+    if kind != GPT2 and kind not in _KINDS:
         raise ModelUnsupported(
-            f"model_type {str(kind)[:40]!r}; {', '.join(_KINDS)} are read", file=CONFIG,
-            remedy="Choose a model of the Llama family",
+            f"model_type {str(kind)[:40]!r}; {', '.join((*_KINDS, GPT2))} are read", file=CONFIG,
+            remedy="Choose a model of the Llama family, or GPT-2",
         )  # fmt: skip
-    settings.refuse("hidden_act", "silu")
-    settings.refuse("mlp_bias", False)
-    settings.refuse("partial_rotary_factor", 1, 1.0)
-    settings.refuse("rope_interleaved", False)
     if settings.get("quantization_config") is not None:
         raise ModelUnsupported(
             "quantization_config: quantised weights are not read", file=CONFIG,
             remedy="Take the model's bfloat16 or float32 files",
         )  # fmt: skip
+    if kind == GPT2:
+        return gpt2_shape(settings)
+    settings.refuse("hidden_act", "silu")
+    settings.refuse("mlp_bias", False)
+    settings.refuse("partial_rotary_factor", 1, 1.0)
+    settings.refuse("rope_interleaved", False)
     heads, width = settings.number("num_attention_heads"), settings.number("hidden_size")
     if width % heads and settings.get("head_dim") is None:
         raise ModelInvalid(f"{width} columns in {heads} heads", file=CONFIG)
@@ -286,9 +257,9 @@ def _shape(values: Mapping[str, Any], tensors: Mapping[str, str]) -> LlamaShape:
             hidden=settings.number("intermediate_size"),
             context=_context(settings, str(kind)),
             rotary_base=_rotary_base(settings),
-            epsilon_nano=_epsilon_nano(settings),
+            epsilon_nano=settings.nano("rms_norm_eps"),
             tied=settings.truth("tie_word_embeddings"),
-            biased=place_of("layer/0/query_bias") in tensors,
+            biased=_llama_place("layer/0/query_bias") in tensors,
         )
     except ProgramInvalid as error:
         raise ModelUnsupported(str(error), file=CONFIG) from None

@@ -17,20 +17,22 @@ from tasks.engines.tuning import first_state
 from tasks.kinds.classifier import OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.finetune import (
     KIND_FINETUNE,
-    MODEL_LLAMA,
     Adapters,
     BaseModel,
     FinetunePart,
+    Packing,
     Preference,
     RateSchedule,
     Recompute,
     RowSet,
     TrainingLoop,
+    family_of,
 )
 from tasks.kinds.plan import JobPlan
 from tasks.models.errors import RowsInvalid
 from tasks.models.left import Tuned, check_base, name_of, tuned_adapter
 from tasks.models.llama import Model
+from tasks.models.packing import PACKED_LENGTH, packed_with
 from tasks.models.rows import (
     Example,
     Pair,
@@ -44,8 +46,8 @@ from tasks.models.rows import (
     rows_of,
     split_rows,
 )
-from tasks.programs.finetune import PROJECTIONS, row_tensors
-from tasks.programs.llama_shape import LlamaShape, model_bytes, weight_tensors
+from tasks.programs.finetune import row_tensors
+from tasks.programs.llama_shape import FUSED, LlamaShape, model_bytes, projections_of, weight_tensors
 from tasks.programs.loop import EVALUATIONS_MAX, Loop
 from tasks.programs.operators.scalars import NANO
 from tasks.spec import (
@@ -71,6 +73,7 @@ __all__ = [
     "make_tuning",
     "name_of",
     "schedule_of",
+    "targets_of",
     "usual_batch",
     "usual_evaluations",
 ]
@@ -80,6 +83,8 @@ SEGMENTS_WANTED: Final = 128
 BETA1_NANO: Final = 900_000_000
 BETA2_NANO: Final = 999_000_000
 EPSILON_NANO: Final = 10
+_SEPARATE: Final = ("query", "key", "value")
+"""Weights that are one in GPT-2."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,8 @@ class TuningSettings:
     """Updates between two states that are kept: windows are as long. 0: as ``window_steps`` says."""
     recompute: bool = False
     """Whether the way back computes each layer again: less memory, more time, the same result."""
+    packing: bool = False
+    """Whether several rows share a sequence of ``max_length`` tokens, or PACKED_LENGTH (R155)."""
 
 
 _Row = TypeVar("_Row")
@@ -255,14 +262,26 @@ def _data(opened: ModelFiles, data: bytes, validation: bytes | None, settings: T
         return fitted_pairs(pairs_of(content, tokens, vocabulary), most, long_rows)
 
     if settings.beta_nano:
-        return _parted(data, validation, settings, pairs, pair_rows_of)
-    return _parted(data, validation, settings, examples, rows_of)
+        return _parted(
+            data, validation, settings, pairs,
+            lambda kept, held, dropped: (pair_rows_of([*kept, *held], dropped), len(kept)),
+        )  # fmt: skip
+    if settings.packing:
+        room = settings.max_length or min(opened.shape.context, PACKED_LENGTH)
+        return _parted(
+            data, validation, settings, examples,
+            lambda kept, held, dropped: packed_with(kept, held, dropped, room),
+        )  # fmt: skip
+    return _parted(
+        data, validation, settings, examples,
+        lambda kept, held, dropped: (rows_of([*kept, *held], dropped), len(kept)),
+    )  # fmt: skip
 
 
 def _parted(
     data: bytes, validation: bytes | None, settings: TuningSettings,
     read: Callable[[bytes], tuple[list[_Row], list[tuple[int, str]]]],
-    made: Callable[[Sequence[_Row], Sequence[tuple[int, str]]], TokenRows],
+    made: Callable[[Sequence[_Row], Sequence[_Row], Sequence[tuple[int, str]]], tuple[TokenRows, int]],
 ) -> _Data:  # fmt: skip
     kept, dropped = read(data)
     notes = [f"line {line} gives no row: {why}" for line, why in dropped]
@@ -276,7 +295,10 @@ def _parted(
         notes += [f"validation: line {line} gives no row: {why}" for line, why in others]
     elif settings.validation_nano:
         kept, held = split_rows(kept, settings.validation_nano)
-    return _Data(made([*kept, *held], dropped), len(kept), tuple(notes))
+    rows, train_rows = made(kept, held, dropped)
+    if settings.packing:
+        notes.append(f"{len(kept) + len(held)} rows share {rows.rows} sequences of {rows.length} tokens")
+    return _Data(rows, train_rows, tuple(notes))
 
 
 def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> FinetunePart:
@@ -291,7 +313,7 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         base_model(shape, nothing, nothing),
         RowSet(nothing, nothing, rows.rows, made.train_rows, rows.length, rows.slots),
         Adapters(
-            settings.rank, settings.alpha, tuple(name for name in PROJECTIONS if name in settings.targets)
+            settings.rank, settings.alpha, targets_of(shape, settings.targets)
         ),
         batch,
         Optimiser(
@@ -302,7 +324,21 @@ def _part(opened: ModelFiles, made: _Data, settings: TuningSettings) -> Finetune
         TrainingLoop(settings.accumulate, every, int(settings.keep == "best" and every > 0), settings.patience),
         preference=Preference(settings.beta_nano) if settings.beta_nano else None,
         recompute=Recompute(1) if settings.recompute else None,
+        packing=Packing() if settings.packing else None,
     )  # fmt: skip
+
+
+def targets_of(shape: LlamaShape, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the weights that get adapters, in their order. GPT-2 has queries, keys and values in one of them.
+
+    Raises UnsupportedJob for a weight that the model does not have.
+    """
+    wanted, names = set(targets), projections_of(shape)
+    if shape.is_gpt2 and wanted >= set(_SEPARATE):
+        wanted = wanted - set(_SEPARATE) | {FUSED}
+    if missing := sorted(wanted - set(names)):
+        raise UnsupportedJob(f"targets: the model has no weight {missing[0]}; it has {', '.join(names)}")
+    return tuple(name for name in names if name in wanted)
 
 
 def usual_evaluations(epoch: int, updates: int) -> int:
@@ -332,7 +368,7 @@ def _uneven(loop: Loop, save_every: int) -> str:
 def base_model(shape: LlamaShape, blob: bytes, root: bytes) -> BaseModel:
     """Return what a specification says of a frozen model."""
     return BaseModel(
-        MODEL_LLAMA, blob, root, shape.vocabulary, shape.width, shape.layers, shape.heads, shape.key_heads,
+        family_of(shape), blob, root, shape.vocabulary, shape.width, shape.layers, shape.heads, shape.key_heads,
         shape.head_width, shape.hidden, shape.context, shape.rotary_base, shape.epsilon_nano, int(shape.tied),
         int(shape.biased),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models of the Llama family from their files: shape and frozen weights (docs/decisions/0077-transformers.md)."""
+"""Models of the Llama family and of GPT-2 from files (docs/decisions/0077-transformers.md)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from tasks.engines.arrays import NumpyArrays
 from tasks.models.errors import ModelInvalid, ModelUnsupported
 from tasks.models.gguf import GgufFile, Setting
+from tasks.models.gpt2 import GPT2
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.llama import BITS, WEIGHT_EXPONENT_MAX, LlamaShape, exponents_of, weight_tensors
 from tasks.programs.operators import Context
@@ -45,10 +46,15 @@ _NAMES: Final = {
     "attention_norm": "attn_norm.weight", "query": "attn_q.weight", "query_bias": "attn_q.bias",
     "key": "attn_k.weight", "key_bias": "attn_k.bias", "value": "attn_v.weight", "value_bias": "attn_v.bias",
     "output": "attn_output.weight", "hidden_norm": "ffn_norm.weight", "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight", "down": "ffn_down.weight",
+    "up": "ffn_up.weight", "down": "ffn_down.weight", "query_key_value": "attn_qkv.weight",
+    "query_key_value_bias": "attn_qkv.bias", "output_bias": "attn_output.bias", "up_bias": "ffn_up.bias",
+    "down_bias": "ffn_down.bias", "attention_norm_bias": "attn_norm.bias", "hidden_norm_bias": "ffn_norm.bias",
 }  # fmt: skip
-_OUTER: Final = {"embedding": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
-_INTERLEAVED: Final = {"llama": True, "qwen2": False}
+_OUTER: Final = {
+    "embedding": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight",
+    "positions": "position_embd.weight", "norm_bias": "output_norm.bias",
+}  # fmt: skip
+_INTERLEAVED: Final = {"llama": True, "qwen2": False, GPT2: False}
 """Architectures that are read, and whether a file has the two columns of each rotated pair side by side."""
 
 
@@ -122,7 +128,8 @@ def model_from_gguf(file: GgufFile) -> Model:
     """Return shape and frozen weights. Raises ModelInvalid and ModelUnsupported."""
     shape, architecture = shape_of_gguf(file), str(file.settings["general.architecture"])
     places = places_of(shape, gguf_place)
-    if extra := sorted(file.tensors.keys() - places.values()):
+    twice = {_OUTER["head"]} if shape.is_gpt2 and shape.tied else set()  # the embedding again
+    if extra := sorted(file.tensors.keys() - places.values() - twice):
         raise ModelUnsupported(f"a tensor {extra[0]} that no program reads")
     return model_from_tensors(shape, _GgufSource(file), places, interleaved=_INTERLEAVED[architecture])
 
@@ -275,6 +282,10 @@ def _shape(file: GgufFile, architecture: str) -> LlamaShape:
     heads, width = number("attention.head_count"), number("embedding_length")
     if heads < 1 or width % heads:
         raise ModelInvalid(f"{width} columns in {heads} heads")
+    if architecture == GPT2:
+        return _gpt2_shape(
+            file, number, fraction("attention.layer_norm_epsilon", lambda value: round(value * NANO))
+        )
     head_width = number("attention.key_length", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if number(key, head_width) != head_width:
@@ -297,3 +308,37 @@ def _shape(file: GgufFile, architecture: str) -> LlamaShape:
         )
     except ProgramInvalid as error:
         raise ModelUnsupported(str(error)) from None
+
+
+def _gpt2_shape(file: GgufFile, number: Callable[..., int], epsilon_nano: int) -> LlamaShape:
+    heads, width = number("attention.head_count"), number("embedding_length")
+    if number("attention.head_count_kv", heads) != heads:
+        raise ModelUnsupported("key heads that query heads share, of GPT-2")
+    try:
+        return LlamaShape(
+            vocabulary=file.tensors[_OUTER["embedding"]].rows,
+            width=width,
+            layers=number("block_count"),
+            heads=heads,
+            key_heads=heads,
+            head_width=width // heads,
+            hidden=number("feed_forward_length", 4 * width),
+            context=number("context_length"),
+            rotary_base=0,
+            epsilon_nano=epsilon_nano,
+            tied=_is_tied(file),
+        )
+    except ProgramInvalid as error:
+        raise ModelUnsupported(str(error)) from None
+
+
+def _is_tied(file: GgufFile) -> bool:
+    """Tell whether the head is the embedding: it is missing, or stands there once more with the same values."""
+    head, embedding = _OUTER["head"], _OUTER["embedding"]
+    if head not in file.tensors:
+        return True
+    one, other = file.tensors[head], file.tensors[embedding]
+    return (one.rows, one.columns) == (other.rows, other.columns) and all(
+        np.array_equal(file.values(head, at, ROWS_AT_ONCE), file.values(embedding, at, ROWS_AT_ONCE))
+        for at in range(0, one.rows, ROWS_AT_ONCE)
+    )

@@ -27,6 +27,7 @@ DIMENSION_MAX: Final = 1 << 28
 NOTES_MAX: Final = 1 << 8
 NOTE_BYTES_MAX: Final = 1 << 16
 _LENGTH_BYTES: Final = 8
+_MASK_DIMENSIONS: Final = 4
 _NOTES: Final = "__metadata__"
 _SIZES: Final = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 _AGAIN: Final = "The file is damaged: download it again"
@@ -142,6 +143,8 @@ def _tensor(name: str, value: Any, start: int) -> StoredTensor:
             f"tensor {name} has numbers of type {dtype[:20]!r}; {', '.join(_SIZES)} are read",
             remedy="Save the model as bfloat16 or float32",
         )
+    if len(shape) == _MASK_DIMENSIONS and shape[:2] == [1, 1]:
+        shape = shape[2:]  # a mask over pairs of places, as files of GPT-2 have
     if not 1 <= len(shape) <= 2:
         raise ModelUnsupported(f"tensor {name} has {len(shape)} dimensions; one or two are read")
     if not all(type(size) is int and 1 <= size <= DIMENSION_MAX for size in shape):

@@ -17,6 +17,7 @@ from tasks.engines.decoder_plan import DecoderPlan
 from tasks.engines.state import TrainingState
 from tasks.models.byte_tokens import BYTES_VOCABULARY, END_TOKEN, tokenizer_files
 from tasks.models.errors import FolderInvalid, ModelError
+from tasks.models.gpt2 import gpt2_config, is_turned
 from tasks.models.huggingface import CONFIG, ENDS, WEIGHTS, place_of
 from tasks.models.receipts import FETCH_AGAIN, RECEIPT, json_bytes, root_of, told_root
 from tasks.models.safetensors import read_safetensors, write_safetensors
@@ -175,8 +176,8 @@ def _state_root(receipt: TrainedReceipt, roots: Mapping[str, bytes]) -> bytes:
 
 def _places(receipt: TrainedReceipt) -> dict[str, tuple[str, TensorType]]:
     """Return name in the state and type of every weight, by what the field calls it."""
-    names = receipt.weights
-    return {place_of(name): (names[name], kind) for name, kind in sorted(parameters_of(receipt.model).items())}
+    names, model = receipt.weights, receipt.model
+    return {place_of(model, name): (names[name], kind) for name, kind in sorted(parameters_of(model).items())}
 
 
 def model_folder(receipt: TrainedReceipt, parameters: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -184,22 +185,28 @@ def model_folder(receipt: TrainedReceipt, parameters: Mapping[str, bytes]) -> di
     model, weights = receipt.model, dict[str, np.ndarray]()
     for place, (name, kind) in _places(receipt).items():
         values = np.frombuffer(parameters[name], dtype="<f4")
-        weights[place] = values if kind.rows == 1 and name.endswith("norm") else values.reshape(kind[1:])
+        if not name.endswith(("norm", "bias")):
+            values = values.reshape(kind[1:])
+        weights[place] = values.T if model.is_gpt2 and is_turned(name) else values
     is_bytes = model.vocabulary == BYTES_VOCABULARY
     end: dict[str, Any] = {"eos_token_id": END_TOKEN} if is_bytes else {}
-    config = {
+    config = (gpt2_config if model.is_gpt2 else _llama_config)(model)
+    config |= {"torch_dtype": "float32", "bos_token_id": None, "eos_token_id": None, **end}
+    return {
+        WEIGHTS: write_safetensors(weights, {"format": "pt"}), CONFIG: json_bytes(config),
+        ENDS: json_bytes({"do_sample": False, **end}), README: _readme(receipt), RECEIPT: receipt.encode(),
+        **(tokenizer_files(model.context) if is_bytes else {}),
+    }  # fmt: skip
+
+
+def _llama_config(model: LlamaShape) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": model.vocabulary,
         "hidden_size": model.width, "num_hidden_layers": model.layers, "num_attention_heads": model.heads,
         "num_key_value_heads": model.key_heads, "head_dim": model.head_width, "intermediate_size": model.hidden,
         "max_position_embeddings": model.context, "rope_theta": float(model.rotary_base),
         "rms_norm_eps": model.epsilon_nano / NANO, "tie_word_embeddings": model.tied, "hidden_act": "silu",
-        "attention_bias": False, "mlp_bias": False, "torch_dtype": "float32", "bos_token_id": None,
-        "eos_token_id": None, **end,
-    }  # fmt: skip
-    return {
-        WEIGHTS: write_safetensors(weights, {"format": "pt"}), CONFIG: json_bytes(config),
-        ENDS: json_bytes({"do_sample": False, **end}), README: _readme(receipt), RECEIPT: receipt.encode(),
-        **(tokenizer_files(model.context) if is_bytes else {}),
+        "attention_bias": False, "mlp_bias": False,
     }  # fmt: skip
 
 
@@ -274,10 +281,13 @@ def _parameters(receipt: TrainedReceipt, data: bytes) -> dict[str, bytes]:
         raise FolderInvalid("other tensors than the shape has", file=WEIGHTS, remedy=FETCH_AGAIN)
     found = dict[str, bytes]()
     for place, (name, kind) in places.items():
-        held = file.tensors[place]
-        if (held.rows, held.columns, held.dtype) != (kind.rows, kind.columns, "F32"):
+        held, turned = file.tensors[place], receipt.model.is_gpt2 and is_turned(name)
+        size = (kind.columns, kind.rows) if turned else (kind.rows, kind.columns)
+        if (held.rows, held.columns, held.dtype) != (*size, "F32"):
             raise FolderInvalid(f"tensor {place} has another shape or type", file=WEIGHTS, remedy=FETCH_AGAIN)
         found[name] = file.content_of(place)
+        if turned:
+            found[name] = np.frombuffer(found[name], dtype="<f4").reshape(size).T.tobytes()
     return found
 
 

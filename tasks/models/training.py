@@ -16,7 +16,7 @@ from tasks.engines.input_blobs import join_tensors, rows_root
 from tasks.kinds.classifier import KIND_TRAIN, OPTIMISER_ADAMW, Optimiser
 from tasks.kinds.decoder import DecoderModel, DecoderPart
 from tasks.kinds.decoder import TextRows as NamedRows
-from tasks.kinds.finetune import MODEL_LLAMA, RateSchedule, Recompute, TrainingLoop
+from tasks.kinds.finetune import MODEL_GPT2, MODEL_LLAMA, RateSchedule, Recompute, TrainingLoop
 from tasks.models.errors import RowsInvalid
 from tasks.models.jobs import kept_steps, schedule_of, usual_evaluations
 from tasks.models.left import Begin, name_of
@@ -42,7 +42,10 @@ _HIDDEN_MULTIPLE: Final = 8
 
 @dataclass(frozen=True)
 class DecoderSize:
-    """Sizes of a decoder. 0: ``key_heads`` as ``heads``; ``hidden`` 8/3 of the width, a multiple of 8."""
+    """Sizes of a decoder. 0: ``key_heads`` as ``heads``; ``hidden`` 8/3 of the width, a multiple of 8.
+
+    With the ``architecture`` of GPT-2 ``hidden`` is four times the width.
+    """
 
     layers: int
     width: int
@@ -51,13 +54,17 @@ class DecoderSize:
     key_heads: int = 0
     hidden: int = 0
     tied: bool = True
+    architecture: str = MODEL_LLAMA
 
     def model(self, vocabulary: int) -> DecoderModel:
         """Return the model of a vocabulary; a program says whether there is one."""
-        hidden = self.hidden or -(-8 * self.width // 3 // _HIDDEN_MULTIPLE) * _HIDDEN_MULTIPLE
+        is_gpt2 = self.architecture == MODEL_GPT2
+        usual = -(-8 * self.width // 3 // _HIDDEN_MULTIPLE) * _HIDDEN_MULTIPLE
+        hidden = self.hidden or (4 * self.width if is_gpt2 else usual)
         return DecoderModel(
-            MODEL_LLAMA, vocabulary, self.width, self.layers, self.heads, self.key_heads or self.heads,
-            self.width // self.heads, hidden, self.context, ROTARY_BASE, NORM_EPSILON_NANO, int(self.tied),
+            self.architecture, vocabulary, self.width, self.layers, self.heads, self.key_heads or self.heads,
+            self.width // self.heads, hidden, self.context, 0 if is_gpt2 else ROTARY_BASE, NORM_EPSILON_NANO,
+            int(self.tied),
         )  # fmt: skip
 
 

@@ -101,8 +101,8 @@ class DecoderShape:
 
 
 def decays(name: str) -> bool:
-    """Tell whether a weight decays: matrices do, weights of norms do not."""
-    return not name.endswith("norm")
+    """Tell whether a weight decays: matrices do, weights of norms and biases do not."""
+    return not name.endswith(("norm", "bias"))
 
 
 def state_tensors(model: LlamaShape, loop: LoopShape) -> dict[str, TensorType]:
@@ -263,10 +263,18 @@ class _Step(TrainedLayers):
         return loss, self.kept(self.through_norm(norm, "norm", self.back(self.head, surplus)))
 
     def _embedding(self, tokens: int, gradient: int) -> None:
-        """Note the gradient of the embedding: with that of the logits if both have one matrix."""
+        """Note the gradients of embedding and positions: with that of the logits if both have one matrix."""
         build = self.build
-        columns = build.quantised(self.transposed(self._marks_of(tokens)), BITS)  # zeros and ones: nothing is lost
-        found = build.products(columns, build.quantised(self.transposed(gradient), self.bits))
+        given = build.quantised(self.transposed(gradient), self.bits)
+
+        def summed(marks: int) -> int:
+            """Return the sum of the gradients of each row's tokens."""
+            return build.products(build.quantised(self.transposed(marks), BITS), given)  # zeros and ones: exact
+
+        if self.shape.is_gpt2:
+            places = build.call("one_hot", self.positions, attributes=(self.shape.context,))
+            self.gradients["positions"] = summed(places)
+        found = summed(self._marks_of(tokens))
         if self.shape.tied:
             found = build.call("add", self.gradients["embedding"], found)
         self.gradients["embedding"] = found

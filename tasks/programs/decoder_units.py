@@ -17,8 +17,7 @@ from tasks.programs.decoder import (
 )
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
-from tasks.programs.llama_layers import NOTHING
-from tasks.programs.llama_shape import layer_parameters, other_parameters
+from tasks.programs.llama_shape import FUSED, layer_parameters, other_parameters
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.looped import count_sums, count_whole
 from tasks.programs.operators.rules import UNITS
@@ -62,7 +61,6 @@ class _Tally(LayersTally):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__(shape.model, batch=shape.batch, length=shape.length, seen=shape.length, is_trained=True)
         self.job = shape
-        self.group_rows = shape.model.heads // shape.model.key_heads * shape.length
 
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
@@ -72,9 +70,10 @@ class _Tally(LayersTally):
         else:
             found.add(order_units(job.batch, job.train_rows))
         self.start(found)
-        found.each(1, "number", "learning_rate", *["scalar"] * len(self._constants(rates)))
+        found.each(1, "learning_rate", *["scalar"] * len(self._constants(rates)))
         found.column(job.batch, job.length)
-        found.each(self.rows * (model.head_width // 2), "subtract")  # the negated sines
+        if not model.is_gpt2:
+            found.each(self.rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
         count_sums(found, job)
         self._embedding(found)
@@ -90,12 +89,9 @@ class _Tally(LayersTally):
 
     def _constants(self, rates: FinetuneRates) -> set[float]:
         """Return the constants of a step. Equal ones are one call."""
-        model, adamw = self.model, rates.adamw
+        adamw = rates.adamw
         betas = (adamw.beta1_nano, adamw.beta2_nano)
-        found = {
-            0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING,
-            model.head_width**-0.5, adamw.epsilon_nano / NANO,
-        }  # fmt: skip
+        found = self.constants | self.slopes | {adamw.epsilon_nano / NANO}
         found |= set() if self.job.is_gated else {1.0 / self.rows}
         found |= {beta / NANO for beta in betas} | {(NANO - beta) / NANO for beta in betas}
         found |= {adamw.weight_decay_nano / NANO} if adamw.weight_decay_nano else set()
@@ -131,6 +127,11 @@ class _Tally(LayersTally):
         found.each(rows * model.width, "transpose")
         found.quantised(model.width, rows * model.width)
         found.product(model.vocabulary, rows, model.width)
+        if model.is_gpt2:
+            found.each(rows * model.context, "one_hot", "transpose")
+            found.quantised(model.context, rows * model.context)
+            found.product(model.context, rows, model.width)
+            found.each(0, "load")
         if model.tied:
             found.each(model.vocabulary * model.width, "add")
         else:
@@ -139,10 +140,12 @@ class _Tally(LayersTally):
     def _through_norm(self, found: Tally) -> None:
         """Count the way back through a norm, with the gradient of its weights."""
         width, rows = self.model.width, self.rows
-        found.through_norm(rows, width)
-        found.each(rows * width, "multiply", "transpose")
-        found.row_sum(width, rows * width)
-        found.each(width, "transpose")
+        self.through_norm(found, rows)
+        found.each(rows * width, "multiply")
+        for _ in range(2 if self.model.is_gpt2 else 1):
+            found.each(rows * width, "transpose")
+            found.row_sum(width, rows * width)
+            found.each(width, "transpose")
 
     def _shown(self, found: Tally, inputs: int) -> None:
         """Count the columns of what weights were applied to: once for all that took the same rows."""
@@ -160,7 +163,11 @@ class _Tally(LayersTally):
     def _back_through(self, found: Tally, *names: str) -> None:
         """Count the way back through weights that took the same rows, and the sum of what they give."""
         for name in names:
-            self._back(found, *self.sizes[name])
+            outputs, taken = self.sizes[name]
+            self._back(found, outputs, taken)
+            if self.model.is_gpt2:
+                found.row_sum(outputs, self.rows * outputs)
+                found.each(outputs, "transpose")
         inputs = self.sizes[names[0]][1]
         self._shown(found, inputs)
         found.each(self.rows * inputs, *["add"] * (len(names) - 1))
@@ -169,8 +176,8 @@ class _Tally(LayersTally):
         """Return the way back through a layer."""
         model, rows, found = self.model, self.rows, Tally()
         self._back_through(found, "down")
-        found.each(rows * model.hidden, *["multiply"] * 5, "subtract", "add")
-        self._back_through(found, "gate", "up")
+        self.through_hidden(found)
+        self._back_through(found, *(["up"] if model.is_gpt2 else ["gate", "up"]))
         self._back_through(found, "output")
         self._through_heads(found)
         for _ in ("hidden_norm", "attention_norm"):
@@ -184,17 +191,22 @@ class _Tally(LayersTally):
         found.quantised(self.query_rows, rows * queries)
         found.each(scores, "transpose_groups")
         self.folded(found, self.key_rows, rows * queries, rows * keys, self.group_rows)
-        found.each(rows * keys, "join_heads")
+        if not self.model.is_gpt2:
+            found.each(rows * keys, "join_heads")
         found.products(rows * queries, rows * keys, scores, self.model.head_width)
         found.each(scores, "bound", "multiply", "subtract", "multiply")
         found.row_sum(self.query_rows, scores)
         found.each(self.query_rows, "bound")
         self.folded(found, self.query_rows, rows * keys, rows * queries, self.job.length)
-        found.each(rows * queries, "join_heads", "rotate", "multiply")
+        self.turned_back(found, "query")
         found.each(scores, "transpose_groups")
         self.folded(found, self.key_rows, rows * queries, rows * keys, self.group_rows)
-        found.each(rows * keys, "join_heads", "rotate", "multiply")
-        self._back_through(found, "query", "key", "value")
+        self.turned_back(found, "key")
+        if self.model.is_gpt2:
+            self.together(found)
+            self._back_through(found, FUSED)
+        else:
+            self._back_through(found, "query", "key", "value")
 
     def layer_updates(self, rates: FinetuneRates) -> Tally:
         """Return rounding, clipping and AdamW for the weights of a layer."""

@@ -28,6 +28,7 @@ from tasks.programs.program import Program, Source, SourceKind
 from tasks.programs.tensors import DIMENSION_MAX, ElementType, TensorType
 
 __all__ = [
+    "COUNT_EXPONENT",
     "LAST",
     "POOLINGS",
     "TEXT_TOKENS",
@@ -50,7 +51,7 @@ LAST: Final = "last"
 """The last place of each text; what stands in its row beyond it is not read."""
 VECTORS: Final = "vectors"
 COUNT_BITS: Final = 28
-_COUNT_EXPONENT: Final = 26
+COUNT_EXPONENT: Final = 26
 """With it an integer of COUNT_BITS bits is itself as binary64."""
 
 
@@ -218,7 +219,7 @@ class _Step:
         turned = build.call("transpose_groups", stream, attributes=(job.batch,))
         seen = build.call("causal", turned, last, attributes=(job.batch, 1, constant_bits(0.0)))
         sums = build.call("join_heads", build.row_sum(seen), attributes=(job.batch, job.model.width))
-        exponent = build.call("number", attributes=(_COUNT_EXPONENT,))
+        exponent = build.call("number", attributes=(COUNT_EXPONENT,))
         exponents = build.call("positions", exponent, attributes=(job.batch, 1))
         before = build.call("scale_rows", last, exponents, attributes=(COUNT_BITS,))
         return build.call("divide", sums, build.call("add", before, one))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tasks.programs.bert import ROOT_HALF
 from tasks.programs.bert_shape import BertShape, projection
-from tasks.programs.embed import EmbedShape, embed_program
+from tasks.programs.embed import COUNT_EXPONENT, EmbedShape, embed_program
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune_units import CHECKED_LAYERS
 from tasks.programs.llama_layers import NOTHING
@@ -20,7 +20,7 @@ __all__ = ["check_embed", "embed_cost"]
 
 def embed_cost(shape: EmbedShape) -> Cost:
     """Return units and calls of ``embed_program(shape)``."""
-    model, found = shape.model, Tally()
+    model, found, numbers = shape.model, Tally(), {0}
     if isinstance(model, BertShape):
         layers = _EncoderTally(model, shape.batch, shape.length)
         layers.start(found)
@@ -34,19 +34,18 @@ def embed_cost(shape: EmbedShape) -> Cost:
             is_trained=adapter is not None and adapter.is_whole,
         )  # fmt: skip
         decoder.start(found)
-        found.each(1, "number")
-        found.normed(decoder.rows, model.width)
+        decoder.normed(found, decoder.rows)
         each = decoder.forward()
-        constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
+        constants, numbers = decoder.constants, decoder.numbers
         if adapter is not None and not adapter.is_whole:
             constants.add(adapter.alpha / adapter.rank)
     found.each(1, *["scalar"] * len(constants))
-    _ends(shape, found)
+    _ends(shape, found, numbers)
     return found.plus(each.times(model.layers)).cost
 
 
-def _ends(shape: EmbedShape, found: Tally) -> None:
-    """Count what a step reads, and what it makes of the rows of all tokens."""
+def _ends(shape: EmbedShape, found: Tally, numbers: set[int]) -> None:
+    """Count what a step reads, and what it makes of the rows of all tokens; ``numbers`` are counted already."""
     batch, width = shape.batch, shape.model.width
     values, table = batch * width, shape.table_rows * width
     found.each(1, "step_place")
@@ -56,7 +55,7 @@ def _ends(shape: EmbedShape, found: Tally) -> None:
         found.each(values * shape.length, "transpose_groups", "causal")
         found.row_sum(values, values * shape.length)
         found.each(values, "join_heads", "divide")
-        found.each(1, "number")
+        found.each(1, *["number"] * len({COUNT_EXPONENT} - numbers))
         found.each(batch, "positions", "scale_rows", "add")
     else:
         found.each(values, "gather_groups")

@@ -7,9 +7,7 @@ from dataclasses import replace
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.evaluate import EvaluateShape, evaluate_program
 from tasks.programs.finetune_units import CHECKED_LAYERS
-from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
-from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
 from tasks.programs.tally import Cost, Tally
 
@@ -28,13 +26,12 @@ def evaluate_cost(shape: EvaluateShape) -> Cost:
 
 def _once(shape: EvaluateShape, layers: LayersTally) -> Tally:
     """Return what does not depend on the number of layers."""
-    model, found = shape.model, Tally()
+    model, found, constants = shape.model, Tally(), layers.constants
     picked = shape.batch * shape.slots
     logits = picked * model.vocabulary
-    constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
     if shape.adapter is not None and not shape.adapter.is_whole:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
-    found.each(1, *["scalar"] * len(constants), "number", "step_place")
+    found.each(1, *["scalar"] * len(constants), "step_place")
     found.each(shape.batch, "positions")
     layers.start(found)
     found.column(shape.batch, shape.length)

@@ -26,6 +26,7 @@ from tasks.programs.adamw import Gate, Rates, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
+from tasks.programs.gelu import Bent, gelu_slope
 from tasks.programs.llama_layers import (
     NOTHING,
     STREAM_LIMIT,
@@ -36,8 +37,16 @@ from tasks.programs.llama_layers import (
     Layer,
     Layers,
     Normed,
+    PackedRows,
 )
-from tasks.programs.llama_shape import PROJECTIONS, LlamaShape, projection, weight_tensors
+from tasks.programs.llama_shape import (
+    FUSED,
+    PROJECTIONS,
+    LlamaShape,
+    projection,
+    projections_of,
+    weight_tensors,
+)
 from tasks.programs.loop import Loop
 from tasks.programs.looped import (
     GRADIENT_LIMIT,
@@ -60,10 +69,12 @@ __all__ = [
     "BETA_NANO_MAX",
     "CLIPPED_MAX",
     "PLACES",
+    "POSITIONS",
     "PROJECTIONS",
     "RANK_MAX",
     "ROW_TOKENS",
     "SLOTS",
+    "STARTS",
     "TARGETS",
     "FinetuneRates",
     "FinetuneShape",
@@ -94,6 +105,10 @@ TARGETS: Final = "targets"
 """For each slot the token that should come next."""
 SLOTS: Final = "slots"
 """For each token of a row its slot; the number of slots if it has none."""
+POSITIONS: Final = "positions"
+"""Of packed rows: for each token its place in its own row."""
+STARTS: Final = "starts"
+"""Of packed rows: for each token where its row begins; the length of a sequence if it is of no row."""
 _GRADIENT_BOUND: Final = 100
 BETA_NANO_MAX: Final = 100 * NANO
 MARGIN_EXPONENT: Final = 7
@@ -125,14 +140,19 @@ class FinetuneShape:
     """Of a job on preferences ``beta`` in units of 10^-9. Then ``rows`` are pairs, of twice ``length`` tokens."""
     recompute: int = 0
     """1: the way back computes each layer again (R152), 0: the way forward keeps what the way back needs."""
+    packed: int = 0
+    """Whether several rows of a file share a sequence (R155), 0 or 1. Then ``rows`` are sequences."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= RANK_MAX or not 1 <= self.alpha <= ALPHA_MAX:
             raise ProgramInvalid(f"adapters of rank {self.rank}, alpha {self.alpha}")
-        if not self.targets or self.targets != tuple(name for name in PROJECTIONS if name in self.targets):
-            raise ProgramInvalid(f"targets are some of {', '.join(PROJECTIONS)}, in this order")
+        names = projections_of(self.model)
+        if not self.targets or self.targets != tuple(name for name in names if name in self.targets):
+            raise ProgramInvalid(f"targets are some of {', '.join(names)}, in this order")
         if not 1 <= self.slots <= self.length <= self.model.context:
             raise ProgramInvalid(f"{self.slots} trained of {self.length} tokens; context {self.model.context}")
+        if self.packed not in (0, 1) or (self.packed and self.preference):
+            raise ProgramInvalid(f"packing {self.packed} of a job {'on preferences' if self.preference else ''}")
         if not 0 <= self.preference <= BETA_NANO_MAX:
             raise ProgramInvalid(f"a beta of {self.preference} x 10^-9")
         if self.recompute not in (0, 1):
@@ -239,6 +259,7 @@ def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
 def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
     """Return name and type of every tensor of the data."""
     columns = {PLACES: shape.slots, SLOTS: shape.length, TARGETS: shape.slots, ROW_TOKENS: shape.length}
+    columns |= {POSITIONS: shape.length, STARTS: shape.length} if shape.packed else {}
     return {
         name: TensorType(ElementType.INT32, shape.rows, shape.parts * count) for name, count in columns.items()
     }
@@ -314,22 +335,44 @@ class _Step(Layers):
     pair_bits = PAIR_BITS
 
     def __init__(self, shape: FinetuneShape, rates: FinetuneRates, build: Builder) -> None:
+        self._job, self._rates, self.build = shape, rates, build
+        self._loop = shape.loop(rates.total_steps)
+        packed, self._used = None, -1
+        if shape.packed:
+            self._order = self._rows_taken()
+            packed = self._packed_rows()
         super().__init__(
             shape.model, build, batch=shape.sequences, length=shape.length,
-            first=build.call("number", attributes=(0,)), kind=SourceKind.MODEL,
+            first=build.call("number", attributes=(0,)), kind=SourceKind.MODEL, packed=packed,
         )  # fmt: skip
-        self._job, self._rates = shape, rates
         self._scale = build.constant(shape.alpha / shape.rank)
-        self._loop = shape.loop(rates.total_steps)
-        if shape.is_whole:
-            self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
-        else:
-            self._order = build.call("loop_rows", attributes=self._loop)
+        self._order = self._rows_taken()
         self._stores = dict[str, int]()
         self._looping = LoopCalls(build, shape, self._loop, self._state, self._stores)
         self.marks = [Mark(Part.START, ONCE, 0)]
         self._taken: dict[str, tuple[int, int]] = {}
         self._gradients: dict[str, int] = {}
+
+    def _rows_taken(self) -> int:
+        """Return the numbers of the rows of the step."""
+        if self._job.is_whole:
+            attributes = (self._job.batch, self._job.train_rows)
+            return self.build.call("sample_order", attributes=attributes)
+        return self.build.call("loop_rows", attributes=self._loop)
+
+    def _packed_rows(self) -> PackedRows:
+        """Return where rows begin that share a sequence; note which tokens are of a row."""
+        length, build = self._job.length, self.build
+        starts = self._column(STARTS, length, length)
+        # 1 for a token of a row: the start of another one is no column.
+        self._used = build.row_sum(build.call("one_hot", starts, attributes=(length,)))
+        return PackedRows(self._column(POSITIONS, length, length - 1), starts)
+
+    def _of_rows(self, values: int) -> int:
+        """Return what a weight was applied to, zero for tokens of no row: no gradient is rounded by them."""
+        if not self._job.packed:
+            return values
+        return self.build.call("select", self._used, values, self.zero)
 
     def program(self) -> Program:
         """Return the whole step."""
@@ -377,7 +420,7 @@ class _Step(Layers):
 
     def _column(self, name: str, width: int, most: int) -> int:
         """Return integers of the batch's rows as one column, one row below the other."""
-        rows = self.build.call("gather", self.source(name, SourceKind.DATA), self._order)
+        rows = self.build.call("gather", self.build.source(SourceKind.DATA, name), self._order)
         found = self.build.call("load_integers", rows, attributes=(0, most))
         return self.build.call("split_heads", found, attributes=(self._job.batch, self._job.parts * width))
 
@@ -421,7 +464,7 @@ class _Step(Layers):
         parts = [self.folded(gradient, self.weight(name), 1, STEP_BITS)] if needed else []
         if name not in self._taken:
             return parts
-        values, inner = self._taken[name]
+        values, inner = (self._of_rows(one) for one in self._taken[name])
         change = build.call("multiply", gradient, self._scale)
         columns = self._transposed(change)
         self._gradients[f"{name}/b"] = build.contract(columns, self._transposed(inner), PAIR_BITS)
@@ -539,15 +582,12 @@ class _Step(Layers):
         # Far below this as it is; beyond it the store of the gradient finds that the training has diverged.
         bounded = build.call("bound", gradient, attributes=(_GRADIENT_BOUND,))
         inner = build.call("multiply", bounded, norm.weight)
-        dots = build.row_sum(build.call("multiply", inner, norm.rows))
-        mean = build.call("multiply", dots, build.constant(1.0 / self.shape.width))
-        rest = build.call("subtract", inner, build.call("multiply", norm.rows, mean))
-        return build.call("divide", rest, norm.root)
+        return self.before_norm(norm, inner)
 
     def _through_layer(self, layer: Layer, number: int, gradient: int) -> int:
         """Return the gradient by the stream before a layer, as far as anything needs it."""
         at, needs = f"layer/{number}", Needs(number > 0, self._job.targets)
-        attended = needs.any("query", "key", "value")
+        attended = needs.any("query", "key", "value", FUSED)
         middle = attended or needs.any("output")
         hidden = middle or needs.any("gate", "up")
         inner = self._back(f"{at}/down", gradient, needed=hidden)
@@ -565,8 +605,12 @@ class _Step(Layers):
             return gradient
         return self.rounded(gradient, self._through_norm(layer.attention_norm, self._sum(parts)))
 
-    def _through_gates(self, gated: Gated, at: str, gradient: int, *, needed: bool) -> list[int]:
+    def _through_gates(self, gated: Gated | Bent, at: str, gradient: int, *, needed: bool) -> list[int]:
         build = self.build
+        if isinstance(gated, Bent):
+            return self._back(
+                f"{at}/up", build.call("multiply", gradient, gelu_slope(build, gated)), needed=needed
+            )
         parts = self._back(f"{at}/up", build.call("multiply", gradient, gated.active), needed=needed)
         bend = build.call("multiply", gated.bounded, build.call("subtract", self.one, gated.sigmoid))
         slope = build.call("multiply", gated.sigmoid, build.call("add", bend, self.one))
@@ -579,19 +623,24 @@ class _Step(Layers):
         rows = self.split(gradient, shape.heads)
         read = build.quantised(rows, PAIR_BITS)
         scale = build.constant(shape.head_width**-0.5)
-        inverse = build.call("subtract", self.zero, self.sines)
+        inverse, fused = -1, dict[str, int]()
+        if not shape.is_gpt2:
+            inverse = build.call("subtract", self.zero, self.sines)
 
         def back(name: str, found: int, *, turned: bool) -> None:
+            if shape.is_gpt2:
+                fused[name] = build.call("multiply", found, scale) if turned else found
+                return
             count = shape.heads if name == "query" else shape.key_heads
             joined = build.call("join_heads", found, attributes=(self.batch, count))
             if turned:
                 joined = build.call("multiply", build.call("rotate", joined, self.cosines, inverse), scale)
             parts.extend(self._back(f"{at}/{name}", joined, needed=needs.below))
 
-        if needs.any("value"):
+        if needs.any("value", FUSED):
             shares = build.call("transpose_groups", heads.shares, attributes=(self.groups,))
             back("value", self.folded(shares, read, self.groups, PAIR_BITS), turned=False)
-        if not needs.any("query", "key"):
+        if not needs.any("query", "key", FUSED):
             return parts
         # Of the softmax: shares times what is left of each gradient without their mean.
         changes = build.call(
@@ -602,11 +651,14 @@ class _Step(Layers):
         dots = build.row_sum(build.call("multiply", changes, heads.shares))
         mean = build.call("bound", dots, attributes=(_GRADIENT_BOUND,))
         scores = build.call("multiply", heads.shares, build.call("subtract", changes, mean))
-        if needs.any("query"):
+        if needs.any("query", FUSED):
             back("query", self.folded(scores, heads.keys, self.groups, PAIR_BITS), turned=True)
-        if needs.any("key"):
+        if needs.any("key", FUSED):
             turned = build.call("transpose_groups", scores, attributes=(self.groups,))
             back("key", self.folded(turned, heads.queries, self.groups, PAIR_BITS), turned=True)
+        if fused:
+            joined = self.together(heads.fused, (fused["query"], fused["key"], fused["value"]))
+            return self._back(f"{at}/{FUSED}", joined, needed=needs.below)
         return parts
 
     def _clipped(self, gradients: Mapping[str, int]) -> dict[str, int]:

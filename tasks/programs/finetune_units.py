@@ -19,7 +19,7 @@ from tasks.programs.finetune import (
     finetune_program,
     layer_tensors,
 )
-from tasks.programs.llama_layers import NOTHING
+from tasks.programs.llama_shape import FUSED
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.looped import count_sums, count_whole
 from tasks.programs.operators.rules import UNITS
@@ -73,11 +73,15 @@ class _Reference(LayersTally):
     def logits(self, found: Tally, rows: int) -> None:
         """See LayersTally."""
         super().logits(found, rows)
-        self._loaded(found, self.model.width, 1)
+        self._loaded(found, self.model.width, 2 if self.model.is_gpt2 else 1)
 
     def forward(self) -> Tally:
         """See LayersTally."""
-        found = self._loaded(super().forward(), self.model.width, 2)
+        model, found = self.model, self._loaded(super().forward(), self.model.width, 2)
+        if model.is_gpt2:
+            self._loaded(found, model.width, 2)
+            for name in self.sizes:
+                self._loaded(found, self.sizes[name][0], 1)
         if self.model.biased:
             self._loaded(found, self.queries, 1)
             self._loaded(found, self.keys, 2)
@@ -90,11 +94,10 @@ class _Tally(LayersTally):
     def __init__(self, shape: FinetuneShape) -> None:
         super().__init__(
             shape.model, batch=shape.sequences, length=shape.length, seen=shape.length, rank=shape.rank,
-            targets=shape.targets,
+            targets=shape.targets, packed=bool(shape.packed),
         )  # fmt: skip
         self.job, self.picked = shape, shape.sequences * shape.slots
         self.reference = _Reference(shape.model, batch=shape.sequences, length=shape.length, seen=shape.length)
-        self.group_rows = shape.model.heads // shape.model.key_heads * shape.length
 
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
@@ -104,9 +107,14 @@ class _Tally(LayersTally):
         else:
             found.each(job.batch, "loop_rows")
         self.start(found)
-        found.each(1, "number", "learning_rate", *["scalar"] * len(self._constants(rates)))
+        found.each(1, "learning_rate", *["scalar"] * len(self._constants(rates)))
         found.column(job.sequences, job.length)
-        if self._turns_back():
+        if job.packed:
+            found.column(job.sequences, job.length)
+            found.column(job.sequences, job.length)
+            found.each(rows * job.length, "one_hot")
+            found.row_sum(rows, rows * job.length)
+        if self._turns_back() and not model.is_gpt2:
             found.each(rows * (model.head_width // 2), "subtract")  # the negated sines
         self._head(found)
         count_sums(found, job)
@@ -127,12 +135,11 @@ class _Tally(LayersTally):
 
     def _constants(self, rates: FinetuneRates) -> set[float]:
         """Return the constants of a step. Equal ones are one call."""
-        model, adamw = self.model, rates.adamw
+        adamw = rates.adamw
         betas = (adamw.beta1_nano, adamw.beta2_nano)
-        found = {
-            0.0, 1.0, self.job.alpha / self.job.rank, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING,
-            model.head_width**-0.5, adamw.epsilon_nano / NANO,
-        }  # fmt: skip
+        found = self.constants | {self.job.alpha / self.job.rank, adamw.epsilon_nano / NANO}
+        if self.model.layers > 1 or self.job.targets != ("down",):
+            found |= self.slopes
         found |= {beta / NANO for beta in betas} | {(NANO - beta) / NANO for beta in betas}
         found |= {adamw.weight_decay_nano / NANO} if adamw.weight_decay_nano else set()
         found |= {self.job.preference / NANO} if self.job.preference else set()
@@ -167,7 +174,7 @@ class _Tally(LayersTally):
                 found.each(1, "add")
                 found.each(picked, "divide", "bound")
         found.through_weight(picked, model.vocabulary, model.width)
-        found.through_norm(picked, model.width)
+        self.through_norm(found, picked)
         found.each(self.rows * model.width, "gather_groups", "store", "load")
 
     def _pairs(self, found: Tally) -> None:
@@ -185,7 +192,7 @@ class _Tally(LayersTally):
         found.row_sum(both, picked)
         found.each(both, "join_heads", "multiply", "multiply", "split_heads")
         found.each(job.parts, "one_hot", "one_hot", "subtract")
-        found.each(1, "number")
+        found.each(1, *["number"] * len({1} - self.numbers))
         found.row_sum(pairs, both)
         found.each(pairs, *["multiply"] * 4, "bound", "subtract", "exp", "add", "log", "exp", "add", "divide")
         found.each(pairs, "transpose")
@@ -202,24 +209,24 @@ class _Tally(LayersTally):
     def backward(self, needs: Needs) -> Tally:
         """Return the way back through a layer."""
         model, rows, found = self.model, self.rows, Tally()
-        attended = needs.any("query", "key", "value")
+        attended = needs.any("query", "key", "value", FUSED)
         middle = attended or needs.any("output")
         hidden = middle or needs.any("gate", "up")
         self._back(found, ("down",), needed=hidden)
         if not hidden:
             return found
-        found.each(rows * model.hidden, *["multiply"] * 5, "subtract", "add")
-        self._back(found, ("gate", "up"), needed=middle)
+        self.through_hidden(found)
+        self._back(found, ("up",) if model.is_gpt2 else ("gate", "up"), needed=middle)
         if not middle:
             return found
-        found.through_norm(rows, model.width)
+        self.through_norm(found, rows)
         found.rounded(rows * model.width)
         self._back(found, ("output",), needed=attended)
         if not attended:
             return found
         self._through_heads(found, needs)
         if needs.below:
-            found.through_norm(rows, model.width)
+            self.through_norm(found, rows)
             found.rounded(rows * model.width)
         return found
 
@@ -238,12 +245,16 @@ class _Tally(LayersTally):
             found.each(rank * rows, "transpose", "transpose")
             found.quantised(rank, rank * rows)
             found.product(outputs, rows, rank)
+            if self.job.packed:  # what is of no row is cleared
+                found.each(rank * rows, "select")
             found.each(outputs * rank, "transpose")
             found.quantised(rows, rows * outputs)
             found.quantised(rank, rank * outputs)
             found.product(rows, outputs, rank)
             found.quantised(rank, rank * rows)
             if not shown:
+                if self.job.packed:
+                    found.each(inputs * rows, "select")
                 found.each(inputs * rows, "transpose")
                 found.quantised(inputs, inputs * rows)
                 shown = True
@@ -261,23 +272,28 @@ class _Tally(LayersTally):
         rows, scores, queries, keys = self.rows, self.scores, self.queries, self.keys
         found.each(rows * queries, "split_heads")
         found.quantised(self.query_rows, rows * queries)
-        if needs.any("value"):
+        if needs.any("value", FUSED):
             found.each(scores, "transpose_groups")
             self.folded(found, self.key_rows, rows * queries, rows * keys, self.group_rows)
-            found.each(rows * keys, "join_heads")
-        if needs.any("query", "key"):
+            if not self.model.is_gpt2:
+                found.each(rows * keys, "join_heads")
+        if needs.any("query", "key", FUSED):
             found.products(rows * queries, rows * keys, scores, self.model.head_width)
             found.each(scores, "bound", "multiply", "subtract", "multiply")
             found.row_sum(self.query_rows, scores)
             found.each(self.query_rows, "bound")
-        if needs.any("query"):
+        if needs.any("query", FUSED):
             self.folded(found, self.query_rows, rows * keys, rows * queries, self.job.length)
-            found.each(rows * queries, "join_heads", "rotate", "multiply")
-        if needs.any("key"):
+            self.turned_back(found, "query")
+        if needs.any("key", FUSED):
             found.each(scores, "transpose_groups")
             self.folded(found, self.key_rows, rows * queries, rows * keys, self.group_rows)
-            found.each(rows * keys, "join_heads", "rotate", "multiply")
-        self._back(found, ("query", "key", "value"), needed=needs.below)
+            self.turned_back(found, "key")
+        if self.model.is_gpt2:
+            self.together(found)
+            self._back(found, (FUSED,), needed=needs.below)
+        else:
+            self._back(found, ("query", "key", "value"), needed=needs.below)
 
     def updates(self, rates: FinetuneRates) -> Tally:
         """Return clipping and AdamW for the adapters of a layer."""

@@ -7,10 +7,8 @@ from dataclasses import replace
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune_units import CHECKED_LAYERS
 from tasks.programs.generate import GenerateShape, generate_program
-from tasks.programs.llama_layers import NOTHING
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.operators.row_sampling import KEY_COLUMNS
-from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
 from tasks.programs.sampling import count_sampling, count_sampling_by_row
 from tasks.programs.tally import Cost, Tally
@@ -33,7 +31,7 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     """Return what does not depend on the number of layers."""
     model, batch, found = shape.model, shape.batch, Tally()
     made, table = batch * shape.places, shape.rows * shape.places
-    constants = {0.0, 1.0, 1.0 / model.width, model.epsilon_nano / NANO, NOTHING, model.head_width**-0.5}
+    constants = layers.constants
     if shape.adapter is not None and not shape.adapter.is_whole:
         constants.add(shape.adapter.alpha / shape.adapter.rank)
     if shape.by_row is not None:

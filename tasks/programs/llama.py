@@ -1,4 +1,4 @@
-"""The way forward of decoders of the Llama family: SmolLM2, Llama and Qwen2 shapes (market.md 4.6).
+"""The way forward of decoders: SmolLM2, Llama, Qwen2 and GPT-2 shapes (market.md 4.6).
 
 Root mean square norms, rotary positions, key heads shared by query heads, gated feed-forward layers
 (``llama_layers``). A token's results depend on no later token, bit for bit. So do those of a cache: with

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from tasks.programs.builder import Builder
+from tasks.programs.gelu import Bent, gelu_slope
 from tasks.programs.llama_layers import Attended, Gated, Layer, Layers, Normed
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import FUSED, LlamaShape
 from tasks.programs.looped import GRADIENT_LIMIT
 from tasks.programs.program import SourceKind
 
@@ -67,22 +68,24 @@ class TrainedLayers(Layers):
         )  # fmt: skip
 
     def back(self, name: str, gradient: int) -> int:
-        """Note the gradient of a weight; return that of its input."""
+        """Note the gradient of a weight and of its bias; return that of its input."""
         self.gradients[name] = self.columns_product(gradient, self._taken[name])
+        if self.has_bias(name):
+            self.gradients[f"{name}_bias"] = self._column_sums(gradient)
         return self.folded(gradient, self.weight(name), 1, self.bits)
+
+    def _column_sums(self, values: int) -> int:
+        return self.transposed(self.build.row_sum(self.transposed(values)))
 
     def through_norm(self, norm: Normed, name: str, gradient: int) -> int:
         """Note the gradient of a norm's weights; return that of the rows before the norm."""
         build = self.build
         # Far below this as it is; beyond it the store of the gradient finds that the training has diverged.
         bounded = build.call("bound", gradient, attributes=(_GRADIENT_BOUND,))
-        columns = self.transposed(build.call("multiply", bounded, norm.rows))
-        self.gradients[name] = self.transposed(build.row_sum(columns))
-        inner = build.call("multiply", bounded, norm.weight)
-        dots = build.row_sum(build.call("multiply", inner, norm.rows))
-        mean = build.call("multiply", dots, build.constant(1.0 / self.shape.width))
-        rest = build.call("subtract", inner, build.call("multiply", norm.rows, mean))
-        return build.call("divide", rest, norm.root)
+        self.gradients[name] = self._column_sums(build.call("multiply", bounded, norm.rows))
+        if self.shape.is_gpt2:
+            self.gradients[f"{name}_bias"] = self._column_sums(bounded)
+        return self.before_norm(norm, build.call("multiply", bounded, norm.weight))
 
     def through_layer(self, layer: Layer, number: int, gradient: int) -> int:
         """Return the gradient of the stream before a layer."""
@@ -94,8 +97,10 @@ class TrainedLayers(Layers):
         found = self.through_norm(layer.attention_norm, f"{at}/attention_norm", found)
         return self.rounded(gradient, found)
 
-    def _through_gates(self, gated: Gated, at: str, gradient: int) -> int:
+    def _through_gates(self, gated: Gated | Bent, at: str, gradient: int) -> int:
         build = self.build
+        if isinstance(gated, Bent):
+            return self.back(f"{at}/up", build.call("multiply", gradient, gelu_slope(build, gated)))
         up = self.back(f"{at}/up", build.call("multiply", gradient, gated.active))
         bend = build.call("multiply", gated.bounded, build.call("subtract", self.one, gated.sigmoid))
         slope = build.call("multiply", gated.sigmoid, build.call("add", bend, self.one))
@@ -107,8 +112,10 @@ class TrainedLayers(Layers):
         build, shape, bits = self.build, self.shape, self.pair_bits
         read = build.quantised(self.split(gradient, shape.heads), bits)
         shares = build.call("transpose_groups", heads.shares, attributes=(self.groups,))
-        found = self._joined(self.folded(shares, read, self.groups, bits), shape.key_heads)
-        found = self.back(f"{at}/value", found)
+        values = self.folded(shares, read, self.groups, bits)
+        found = -1
+        if not shape.is_gpt2:
+            found = self.back(f"{at}/value", self._joined(values, shape.key_heads))
         # Of the softmax: shares times what is left of each gradient without their mean.
         changes = build.call(
             "contract_groups", read.integers, heads.values.integers, read.exponents, heads.values.exponents,
@@ -119,9 +126,14 @@ class TrainedLayers(Layers):
         mean = build.call("bound", dots, attributes=(_GRADIENT_BOUND,))
         scores = build.call("multiply", heads.shares, build.call("subtract", changes, mean))
         queries = self.folded(scores, heads.keys, self.groups, bits)
-        found = build.call("add", found, self._turned_back(f"{at}/query", queries, shape.heads))
+        if not shape.is_gpt2:
+            found = build.call("add", found, self._turned_back(f"{at}/query", queries, shape.heads))
         turned = build.call("transpose_groups", scores, attributes=(self.groups,))
         keys = self.folded(turned, heads.queries, self.groups, bits)
+        if shape.is_gpt2:
+            scale = build.constant(shape.head_width**-0.5)
+            queries, keys = (build.call("multiply", one, scale) for one in (queries, keys))
+            return self.back(f"{at}/{FUSED}", self.together(heads.fused, (queries, keys, values)))
         return build.call("add", found, self._turned_back(f"{at}/key", keys, shape.key_heads))
 
     def _joined(self, values: int, heads: int) -> int:

@@ -1,4 +1,4 @@
-"""The layers of decoders of the Llama family: the calls of the way forward, and tensors that the way back needs.
+"""The layers of decoders, Llama and GPT-2: the calls of the way forward, and tensors that the way back needs.
 
 Weights are frozen, as integers of 15 bits with an exponent a row, or trained ones in binary32, which a step
 quantises to 20 bits. The stream between layers is rounded to binary32 after each half of a layer, so the bounds of
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tasks.programs.builder import Builder, Quantised, widths
-from tasks.programs.llama_shape import BITS, WEIGHT_EXPONENT_MAX, Adapter, LlamaShape, exponents_of
+from tasks.programs.gelu import Bent, gelu
+from tasks.programs.llama_shape import BITS, FUSED, WEIGHT_EXPONENT_MAX, Adapter, LlamaShape, exponents_of
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.program import SourceKind
@@ -25,6 +26,7 @@ __all__ = [
     "Layer",
     "Layers",
     "Normed",
+    "PackedRows",
 ]
 
 STREAM_LIMIT: Final = 60
@@ -43,8 +45,22 @@ _GATE_EXPONENT: Final = 7
 """Where silu bends, as in the classifier."""
 
 
+class PackedRows(NamedTuple):
+    """Columns with a number for each token, of sequences that several rows share.
+
+    ``positions`` are those within the token's own row, and ``starts`` the places where this begins. Of a token of
+    no row the start is the length of a sequence: it sees nothing.
+    """
+
+    positions: int
+    starts: int
+
+
 class Normed(NamedTuple):
-    """A norm: its result, the rows before the norm's weights, and the root that they were divided by."""
+    """A norm: its result, the rows before the norm's weights, and the root that they were divided by.
+
+    Of GPT-2 the rows had their mean taken away before.
+    """
 
     result: int
     rows: int
@@ -53,7 +69,10 @@ class Normed(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The heads of a layer: what they came from, the shares of each token, and what they read, also joined."""
+    """The heads of a layer: what they came from, the shares of each token, and what they read, also joined.
+
+    ``fused`` are the rows of queries, keys and values together, of GPT-2; -1 for others.
+    """
 
     queries: Quantised
     keys: Quantised
@@ -61,6 +80,7 @@ class Attended(NamedTuple):
     shares: int
     read: int
     joined: int
+    fused: int = -1
 
 
 class Gated(NamedTuple):
@@ -80,7 +100,7 @@ class Layer(NamedTuple):
     attention_norm: Normed
     attended: Attended
     hidden_norm: Normed
-    gated: Gated
+    gated: Gated | Bent
     stream: int
 
 
@@ -96,11 +116,12 @@ class Layers:
 
     def __init__(
         self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind,
-        adapter: Adapter | None = None, trained: SourceKind | None = None,
+        adapter: Adapter | None = None, trained: SourceKind | None = None, packed: PackedRows | None = None,
     ) -> None:  # fmt: skip
         """``first`` is the tensor of first positions. With an ``adapter`` widths are those of training.
 
         ``trained`` is the kind of sources with weights in binary32, of a model that is trained from scratch.
+        ``packed`` says which rows share a sequence.
         """
         if adapter is not None and adapter.is_whole:
             self._group = adapter.group
@@ -113,9 +134,15 @@ class Layers:
         self.shape, self.build, self.batch, self.length = shape, build, batch, length
         self.first, self._kind = first, kind
         self.zero, self.one = build.constant(0.0), build.constant(1.0)
-        positions = build.call("positions", first, attributes=(batch, length))
+        self._packed = packed
+        if packed is None:
+            self.positions = build.call("positions", first, attributes=(batch, length))
+        else:
+            self.positions = packed.positions
+        if shape.is_gpt2:
+            return
         self.sines, self.cosines = (
-            build.call("rotary", positions, attributes=(shape.rotary_base, shape.head_width, quarter))
+            build.call("rotary", self.positions, attributes=(shape.rotary_base, shape.head_width, quarter))
             for quarter in (0, 1)
         )
 
@@ -125,15 +152,20 @@ class Layers:
         return self.batch * self.shape.key_heads
 
     def embedded(self, tokens: int) -> int:
-        """Return the rows of a column of tokens."""
+        """Return the rows of a column of tokens; of GPT-2 with those of their positions."""
+        found = self._rows_of("embedding", tokens)
+        return self.rounded(found, self._rows_of("positions", self.positions)) if self.shape.is_gpt2 else found
+
+    def _rows_of(self, name: str, numbers: int) -> int:
+        """Return rows of a weight."""
         build = self.build
         if self._trained is not None:
-            return build.call("load", build.call("gather", self._parameter("embedding"), tokens))
-        embedding = self.weight("embedding")
+            return build.call("load", build.call("gather", self._parameter(name), numbers))
+        weight = self.weight(name)
         return build.call(
             "scale_rows",
-            build.call("gather", embedding.integers, tokens),
-            build.call("gather", embedding.exponents, tokens),
+            build.call("gather", weight.integers, numbers),
+            build.call("gather", weight.exponents, numbers),
             attributes=(BITS,),
         )
 
@@ -201,9 +233,11 @@ class Layers:
         """Note what the way back needs of the rows that a weight is applied to."""
 
     def linear(self, values: int, name: str) -> int:
-        """Return the products of rows with those of a weight, and of its adapter if it has one."""
+        """Return the products of rows with those of a weight, its bias, and what its adapter adds."""
         build, adapter = self.build, self._adapter
         found = build.products(build.quantised(values, self.bits), self.weight(name))
+        if self.has_bias(name):
+            found = build.call("add", found, self.vector(f"{name}_bias"))
         if adapter is None or name.split("/")[-1] not in adapter.targets:
             return found
         one, other = (
@@ -213,6 +247,10 @@ class Layers:
         change = build.contract(inner, other, TUNED_PAIR_BITS)
         return build.call("add", found, build.call("multiply", change, self._scale))
 
+    def has_bias(self, name: str) -> bool:
+        """Tell whether a weight has a bias; those of queries, keys and values of Qwen2 are added apart."""
+        return self.shape.is_gpt2 and name != self.head
+
     def rounded(self, stream: int, change: int) -> int:
         """Return the sum, rounded to binary32."""
         build = self.build
@@ -220,8 +258,14 @@ class Layers:
         return build.call("load", stored)
 
     def normed(self, values: int, name: str) -> Normed:
-        """Return the rows divided by their root mean squares, times the norm's weights."""
+        """Return the rows divided by their root mean squares, times the norm's weights.
+
+        Of GPT-2 without their mean, and with a bias.
+        """
         build, shape = self.build, self.shape
+        if shape.is_gpt2:
+            mean = build.call("multiply", build.row_sum(values), build.constant(1.0 / shape.width))
+            values = build.call("subtract", values, mean)
         squares = build.row_sum(build.call("multiply", values, values))
         mean = build.call("multiply", squares, build.constant(1.0 / shape.width))
         sums = build.call("add", mean, build.constant(shape.epsilon_nano / NANO))
@@ -229,10 +273,26 @@ class Layers:
         # At most 2^_NORMED_EXPONENT as it is; to bound it says so.
         rows = build.call("bound", build.call("divide", values, root), attributes=(_NORMED_EXPONENT,))
         weight = self.vector(name)
-        return Normed(build.call("multiply", rows, weight), rows, root, weight)
+        found = build.call("multiply", rows, weight)
+        if shape.is_gpt2:
+            found = build.call("add", found, self.vector(f"{name}_bias"))
+        return Normed(found, rows, root, weight)
 
-    def _gated(self, values: int, at: str) -> Gated:
+    def before_norm(self, norm: Normed, inner: int) -> int:
+        """Return the gradient of what a norm took, given that of its rows before the norm's weights."""
         build = self.build
+        share = build.constant(1.0 / self.shape.width)
+        dots = build.row_sum(build.call("multiply", inner, norm.rows))
+        mean = build.call("multiply", dots, share)
+        rest = build.call("subtract", inner, build.call("multiply", norm.rows, mean))
+        if self.shape.is_gpt2:
+            rest = build.call("subtract", rest, build.call("multiply", build.row_sum(inner), share))
+        return build.call("divide", rest, norm.root)
+
+    def _gated(self, values: int, at: str) -> Gated | Bent:
+        build = self.build
+        if self.shape.is_gpt2:
+            return gelu(build, self.linear(values, f"{at}/up"))
         gate, up = (self.linear(values, f"{at}/{name}") for name in ("gate", "up"))
         bounded = build.call("bound", gate, attributes=(_GATE_EXPONENT,))
         powers = build.call("exp", build.call("subtract", self.zero, bounded))
@@ -260,14 +320,22 @@ class Layers:
 
     def _attended(self, values: int, layer: int) -> Attended:
         """Return what the heads of a layer read. Query heads of one key head are one group of rows."""
-        build, shape = self.build, self.shape
+        build, shape, fused = self.build, self.shape, -1
 
         def turned(name: str) -> int:
-            return build.call("rotate", self._projected(values, layer, name), self.cosines, self.sines)
+            if fused >= 0:
+                return self._part(fused, ("query", "key").index(name))
+            found = build.call("rotate", self._projected(values, layer, name), self.cosines, self.sines)
+            return self.split(found, shape.heads if name == "query" else shape.key_heads)
 
-        queries = build.quantised(self.split(turned("query"), shape.heads), self.pair_bits)
-        keys = self.kept_keys(build.quantised(self.split(turned("key"), shape.key_heads), self.pair_bits), layer)
-        projected = self.split(self._projected(values, layer, "value"), shape.key_heads)
+        if shape.is_gpt2:
+            fused = self.split(self.linear(values, f"layer/{layer}/{FUSED}"), 3 * shape.heads)
+        queries = build.quantised(turned("query"), self.pair_bits)
+        keys = self.kept_keys(build.quantised(turned("key"), self.pair_bits), layer)
+        if fused >= 0:
+            projected = self._part(fused, 2)
+        else:
+            projected = self.split(self._projected(values, layer, "value"), shape.key_heads)
         kept = self.kept_values(build.quantised(projected, self.pair_bits), layer)
         scores = build.call(
             "contract_groups", queries.integers, keys.integers, queries.exponents, keys.exponents,
@@ -278,7 +346,25 @@ class Layers:
         # A value row's power of two goes into its shares, so no token's rounding depends on a later one.
         read = self.folded(shares, kept, self.groups, self.pair_bits)
         joined = build.call("join_heads", read, attributes=(self.batch, shape.heads))
-        return Attended(queries, keys, kept, shares, read, joined)
+        return Attended(queries, keys, kept, shares, read, joined, fused)
+
+    def _part_first(self, number: int) -> int:
+        """Return where queries, keys or values begin among the rows of all three of a sequence."""
+        return self.build.call("number", attributes=(number * self.shape.heads * self.length,))
+
+    def _part(self, fused: int, number: int) -> int:
+        """Return the rows of queries (0), keys (1) or values (2) of GPT-2."""
+        build, rows = self.build, self.shape.heads * self.length
+        places = build.call("positions", self._part_first(number), attributes=(self.batch, rows))
+        return build.call("gather_groups", fused, places, attributes=(self.batch,))
+
+    def together(self, fused: int, parts: tuple[int, int, int]) -> int:
+        """Return columns of queries, keys and values side by side, from rows of each; ``fused`` had such rows."""
+        build = self.build
+        for number, part in enumerate(parts):
+            first = self._part_first(number)
+            fused = build.call("place_rows", fused, part, first, attributes=(self.batch, self.batch))
+        return build.call("join_heads", fused, attributes=(self.batch, 3 * self.shape.heads))
 
     def folded(self, values: int, rows: Quantised, groups: int, bits: int) -> int:
         """Return the products of rows of ``values`` with the columns of ``rows``, group by group.
@@ -302,7 +388,10 @@ class Layers:
 
         def visible(values: int, fill: float) -> int:
             attributes = (self.batch, self.length, constant_bits(fill))
-            return build.call("causal", values, self.first, attributes=attributes)
+            found = build.call("causal", values, self.first, attributes=attributes)
+            if self._packed is None:
+                return found
+            return build.call("since", found, self._packed.starts, attributes=(self.batch, constant_bits(fill)))
 
         seen = visible(scores, _HIDDEN_SCORE)
         powers = visible(build.call("exp", build.call("subtract", seen, build.call("row_maximum", seen))), 0.0)

@@ -1,4 +1,7 @@
-"""Shapes of decoders of the Llama family, and their frozen tensors (market.md 4.6)."""
+"""Shapes of decoders of the Llama family and of GPT-2, and their frozen tensors (market.md 4.6, R154).
+
+GPT-2 has learned positions, norms with mean and bias, one weight for queries, keys and values, and no gate.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ __all__ = [
     "BEST",
     "BITS",
     "EVALUATES",
+    "FUSED",
+    "GPT2_PROJECTIONS",
     "KEEPS_BEST",
     "LAYERS_MAX",
     "LAYOUT_MAX",
@@ -32,6 +37,7 @@ __all__ = [
     "other_parameters",
     "parameters_of",
     "projection",
+    "projections_of",
     "weight_tensors",
 ]
 
@@ -39,6 +45,10 @@ BITS: Final = 15
 LAYERS_MAX: Final = 256
 PROJECTIONS: Final = ("query", "key", "value", "output", "gate", "up", "down")
 """Weights of a layer that adapters may change, in canonical order."""
+FUSED: Final = "query_key_value"
+"""The weight of GPT-2 that gives queries, keys and values, side by side."""
+GPT2_PROJECTIONS: Final = (FUSED, "output", "up", "down")
+"""The same of GPT-2."""
 SIZES_HELD_MAX: Final = 4_096
 """Shapes of models whose size is kept in memory."""
 WEIGHT_EXPONENT_MAX: Final = 20
@@ -49,6 +59,8 @@ WEIGHT_EXPONENT_MAX: Final = 20
 class LlamaShape:
     """What a model's program follows from. ``epsilon_nano`` is that of the norms in units of 10^-9.
 
+    With ``rotary_base`` 0 positions are learned and the layers are those of GPT-2: all have biases, so ``biased``,
+    which is about queries, keys and values alone, is false.
     Raises ProgramInvalid for a shape that no program is made of.
     """
 
@@ -71,12 +83,21 @@ class LlamaShape:
             raise ProgramInvalid(f"sizes of {', '.join(map(str, sizes))}, {self.layers} layers")
         if not 1 <= self.key_heads <= self.heads or self.heads % self.key_heads:
             raise ProgramInvalid(f"{self.heads} heads over {self.key_heads} key heads")
-        if not 2 <= self.head_width <= WIDTH_MAX or self.head_width % 2:
+        if not 1 <= self.head_width <= WIDTH_MAX or (self.head_width % 2 and not self.is_gpt2):
             raise ProgramInvalid(f"heads of {self.head_width} columns")
-        if not 2 <= self.rotary_base <= BASE_MAX or self.context > POSITION_MAX:
+        if self.is_gpt2 and (self.key_width, self.heads) != (self.width, self.key_heads):
+            raise ProgramInvalid(f"{self.heads} heads of {self.head_width} columns are not the width {self.width}")
+        if self.is_gpt2 and self.biased:
+            raise ProgramInvalid("biased: GPT-2 has all biases without it")
+        if (not self.is_gpt2 and not 2 <= self.rotary_base <= BASE_MAX) or self.context > POSITION_MAX:
             raise ProgramInvalid(f"a context of {self.context} tokens, rotary base {self.rotary_base}")
         if not 1 <= self.epsilon_nano <= NANO:
             raise ProgramInvalid(f"an epsilon of {self.epsilon_nano} x 10^-9")
+
+    @property
+    def is_gpt2(self) -> bool:
+        """Whether positions are learned and layers are those of GPT-2."""
+        return not self.rotary_base
 
     @property
     def key_width(self) -> int:
@@ -130,10 +151,46 @@ def projection(shape: LlamaShape, name: str) -> tuple[int, int]:
     """Return outputs and inputs of a weight of a layer. Raises KeyError."""
     queries, keys = shape.heads * shape.head_width, shape.key_width
     return {
+        FUSED: (queries + 2 * keys, shape.width),
         "query": (queries, shape.width), "key": (keys, shape.width), "value": (keys, shape.width),
         "output": (shape.width, queries), "gate": (shape.hidden, shape.width), "up": (shape.hidden, shape.width),
         "down": (shape.width, shape.hidden),
     }[name]  # fmt: skip
+
+
+def projections_of(shape: LlamaShape) -> tuple[str, ...]:
+    """Return the weights of a layer that adapters may change, in canonical order."""
+    return GPT2_PROJECTIONS if shape.is_gpt2 else PROJECTIONS
+
+
+def _layer_parts(shape: LlamaShape) -> list[str]:
+    """Return the names of a layer's weights and vectors, in the order of its sources."""
+    if shape.is_gpt2:
+        norms = {"attention_norm": GPT2_PROJECTIONS[:2], "hidden_norm": GPT2_PROJECTIONS[2:]}
+        named = [name for norm, rest in norms.items() for name in (norm, *rest)]
+        return [one for name in named for one in (name, f"{name}_bias")]
+    found = ["attention_norm"]
+    for name in ("query", "key", "value"):
+        found += [name, f"{name}_bias"] if shape.biased else [name]
+    return [*found, "output", "hidden_norm", "gate", "up", "down"]
+
+
+def _vector(shape: LlamaShape, name: str) -> int:
+    """Return the columns of a vector of a layer, 0 for a weight."""
+    own = name.removesuffix("_bias")
+    if own.endswith("norm"):
+        return shape.width
+    return 0 if own == name else projection(shape, own)[0]
+
+
+def _other_vectors(shape: LlamaShape) -> tuple[str, ...]:
+    return ("norm", "norm_bias") if shape.is_gpt2 else ("norm",)
+
+
+def _other_weights(shape: LlamaShape) -> dict[str, int]:
+    """Return the rows of weights of no layer that stand behind the layers, by name."""
+    found = {"positions": shape.context} if shape.is_gpt2 else {}
+    return found if shape.tied else {**found, "head": shape.vocabulary}
 
 
 def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
@@ -148,36 +205,35 @@ def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
         found[name] = TensorType(ElementType.BINARY32, 1, columns)
 
     weight("embedding", shape.vocabulary, shape.width)
+    parts = [(name, _vector(shape, name)) for name in _layer_parts(shape)]
     for layer in range(shape.layers):
-        at = f"layer/{layer}"
-        vector(f"{at}/attention_norm", shape.width)
-        for name in ("query", "key", "value"):
-            weight(f"{at}/{name}", *projection(shape, name))
-            if shape.biased:
-                vector(f"{at}/{name}_bias", projection(shape, name)[0])
-        weight(f"{at}/output", *projection(shape, "output"))
-        vector(f"{at}/hidden_norm", shape.width)
-        for name in ("gate", "up", "down"):
-            weight(f"{at}/{name}", *projection(shape, name))
-    vector("norm", shape.width)
-    if not shape.tied:
-        weight("head", shape.vocabulary, shape.width)
+        for name, columns in parts:
+            if columns:
+                vector(f"layer/{layer}/{name}", columns)
+            else:
+                weight(f"layer/{layer}/{name}", *projection(shape, name))
+    for name in _other_vectors(shape):
+        vector(name, shape.width)
+    for name, rows in _other_weights(shape).items():
+        weight(name, rows, shape.width)
     return found
 
 
 def layer_parameters(model: LlamaShape) -> dict[str, TensorType]:
     """Return name, within its layer, and type of a layer's weights in binary32, of a model that is trained."""
-    found = {name: TensorType(ElementType.BINARY32, 1, model.width) for name in ("attention_norm", "hidden_norm")}
-    for name in PROJECTIONS:
+    vectors = {name: columns for name in _layer_parts(model) if (columns := _vector(model, name))}
+    found = {name: TensorType(ElementType.BINARY32, 1, columns) for name, columns in vectors.items()}
+    for name in projections_of(model):
         found[name] = TensorType(ElementType.BINARY32, *projection(model, name))
     return found
 
 
 def other_parameters(model: LlamaShape) -> dict[str, TensorType]:
     """Return name and type of the weights of no layer, of a model that is trained."""
-    matrix = TensorType(ElementType.BINARY32, model.vocabulary, model.width)
-    found = {"embedding": matrix, "norm": TensorType(ElementType.BINARY32, 1, model.width)}
-    return found if model.tied else {**found, "head": matrix}
+    found = {"embedding": TensorType(ElementType.BINARY32, model.vocabulary, model.width)}
+    found |= {name: TensorType(ElementType.BINARY32, 1, model.width) for name in _other_vectors(model)}
+    rest = _other_weights(model).items()
+    return found | {name: TensorType(ElementType.BINARY32, rows, model.width) for name, rows in rest}
 
 
 def parameters_of(model: LlamaShape) -> dict[str, TensorType]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tasks.programs.operators import Operator
-from tasks.programs.operators.attention import CAUSAL, PLACE_ROWS, POSITIONS, SCALE_COLUMNS
+from tasks.programs.operators.attention import CAUSAL, PLACE_ROWS, POSITIONS, SCALE_COLUMNS, SINCE
 from tasks.programs.operators.decoding import STEP_PLACE, STORE_INTEGERS, TOKEN_AT, UNTIL
 from tasks.programs.operators.elementwise import ELEMENTWISE
 from tasks.programs.operators.groups import CONTRACT_GROUPS
@@ -36,6 +36,7 @@ __all__ = ["OPERATORS"]
 _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
     CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
+    SINCE,
     ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, GATHER_GROUPS,
     LEARNING_RATE, STEP_PLACE, TOKEN_AT, UNTIL, STORE_INTEGERS, SUM_FROM, COUNT_FROM, SUM_UP_TO, FIRST_ABOVE,
     RAISE_THRESHOLD, SHARE_OF, DRAW, TEMPER, SHARE_BY, DRAW_BY, LOOP_FLAG, LOOP_NUMBER, LOOP_ROWS, LOOP_WEIGHTS,

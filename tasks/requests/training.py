@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from tasks.kinds.classifier import KIND_TRAIN
+from tasks.kinds.finetune import DECODERS, MODEL_GPT2
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import BY_TASK, JobFields
@@ -101,15 +102,18 @@ def _size_of(fields: JobFields) -> DecoderSize:
         fields.drop((_SHAPE,))
         fields.expect((*_FIELDS, _SHAPE))
         return found
-    fields.expect(_FIELDS, _SHAPE, ("preset", *_SIZES, "tied"))
+    fields.expect(_FIELDS, _SHAPE, ("preset", "architecture", *_SIZES, "tied"))
     usual = PRESETS[fields.choice("preset", tuple(PRESETS), _PRESET)]
     sizes = {name: fields.whole(name, getattr(usual, name)) for name in _SIZES}
     tied = fields.value("tied") if fields.has("tied") else usual.tied
     if type(tied) is not bool:
         raise fields.wrong("tied", "tied: true or false expected")
-    found = replace(usual, **sizes, tied=tied)
+    architecture = fields.choice("architecture", DECODERS, usual.architecture)
+    found = replace(usual, **sizes, tied=tied, architecture=architecture)
     if found.width % found.heads or found.width // found.heads % 2:
         raise fields.wrong("heads", f"heads: {found.heads} heads of an even part of width {found.width} expected")
+    if architecture == MODEL_GPT2 and found.key_heads not in (0, found.heads):
+        raise fields.wrong("key_heads", f"key_heads: {found.heads} expected, as many as heads, with gpt2")
     if found.heads % (found.key_heads or found.heads):
         raise fields.wrong("key_heads", f"key_heads: a divisor of {found.heads} heads expected")
     return found

@@ -8,6 +8,7 @@ from tasks.kinds.finetune import KIND_FINETUNE
 from tasks.models.jobs import TuningSettings
 from tasks.models.rows import LONG_ROWS, WHOLE_ROWS
 from tasks.programs.finetune import BETA_NANO_MAX
+from tasks.programs.llama_shape import FUSED, PROJECTIONS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
@@ -23,6 +24,7 @@ _WHOLE: Final = (
 _FRACTIONS: Final = ("learning_rate", "weight_decay", "clip", "beta")
 _TEXTS: Final = (
     "kind", "model", "data", "long_rows", "schedule", *LOOP_TEXTS, "adapter", "tokenizer", "preference", RECOMPUTE,
+    "packing",
 )  # fmt: skip
 PREFERENCES: Final = ("dpo",)
 """What trains on preferences."""
@@ -32,10 +34,13 @@ _LORA: Final = ("rank", "alpha", "targets")
 _OTHER_NAMES: Final = {
     "q": "query", "k": "key", "v": "value", "o": "output",
     "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "gate_proj": "gate",
-    "up_proj": "up", "down_proj": "down",
+    "up_proj": "up", "down_proj": "down", "c_attn": FUSED, "c_fc": "up", "attn.c_attn": FUSED,
+    "attn.c_proj": "output", "mlp.c_fc": "up", "mlp.c_proj": "down",
 }  # fmt: skip
 """What PEFT calls them."""
-_TARGETS: Final = tuple(_OTHER_NAMES.values())
+_BOTH: Final = "c_proj"
+"""What PEFT calls two weights of a layer of GPT-2."""
+_TARGETS: Final = (*PROJECTIONS, FUSED)
 
 
 class TuningRequest(NamedTuple):
@@ -95,6 +100,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         beta_nano=_beta(fields),
         save_every=loop.save_every,
         recompute=recompute_of(fields),
+        packing=_packing(fields),
     )
     if settings.beta_nano and settings.long_rows == "split":
         raise fields.wrong(
@@ -103,6 +109,16 @@ def tuning_of(fields: JobFields) -> TuningRequest:
     data = path_or_task(fields, "data")
     model, tokenizer = base_of(fields)
     return TuningRequest(fields.file, model, data, settings, loop.path, start, tokenizer)
+
+
+def _packing(fields: JobFields) -> bool:
+    """Return whether rows share sequences."""
+    found = fields.value("packing") if fields.has("packing") else False
+    if type(found) is not bool:
+        raise fields.wrong("packing", "packing: true or false expected")
+    if found and fields.has("preference"):
+        raise fields.wrong("packing", "packing: none with preference, which compares whole rows")
+    return found
 
 
 def _beta(fields: JobFields) -> int:
@@ -122,7 +138,9 @@ def _targets(fields: JobFields, otherwise: tuple[str, ...]) -> tuple[str, ...]:
     value = fields.listed("targets")
     if value is None:
         return otherwise
-    named = [_OTHER_NAMES.get(one, one) for one in value if isinstance(one, str)]
-    if not named or len(named) != len(value) or not set(named) <= set(_TARGETS) or len(set(named)) < len(named):
+    known = [one for one in value if isinstance(one, str)]
+    named = [_OTHER_NAMES.get(one, one) for one in known if one != _BOTH]
+    named += ["output", "down"] * known.count(_BOTH)
+    if not named or len(known) != len(value) or not set(named) <= set(_TARGETS) or len(set(named)) < len(named):
         raise fields.wrong("targets", f"targets: a list of some of {', '.join(_TARGETS)} expected")
     return tuple(named)

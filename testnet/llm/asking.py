@@ -41,7 +41,7 @@ def transformers_model(model: Model) -> Any:
     )  # fmt: skip
     made = LlamaForCausalLM(settings)
     weights = {
-        place_of(name): torch.from_numpy(values[0] if values.shape[0] == 1 else values)
+        place_of(model.shape, name): torch.from_numpy(values[0] if values.shape[0] == 1 else values)
         for name, values in plain_weights(model.tensors, np.float32).items()
     }
     lacks, others = made.load_state_dict(weights, strict=False)

@@ -13,7 +13,7 @@ from tasks.engines.generating_plan import GeneratingPlan
 from tasks.engines.input_blobs import rows_root
 from tasks.engines.state import TrainingState
 from tasks.kinds.decoder import DecoderModel, DecoderPart, TextRows
-from tasks.kinds.finetune import RateSchedule, TrainingLoop
+from tasks.kinds.finetune import RateSchedule, TrainingLoop, family_of
 from tasks.models.generating import GeneratingJob, GeneratingSettings, TrainedModel, make_generating
 from tasks.programs.adamw import Rates
 from tasks.programs.finetune import FinetuneRates
@@ -53,8 +53,8 @@ def trained(
     model, job = made.job.model, made.job
     part = DecoderPart(
         model=DecoderModel(
-            "llama", model.vocabulary, model.width, model.layers, model.heads, model.key_heads, model.head_width,
-            model.hidden, model.context, model.rotary_base, model.epsilon_nano, int(model.tied),
+            family_of(model), model.vocabulary, model.width, model.layers, model.heads, model.key_heads,
+            model.head_width, model.hidden, model.context, model.rotary_base, model.epsilon_nano, int(model.tied),
         ),
         dataset=TextRows(b"r" * 32, rows_root(job, made.data), job.rows, job.train_rows, job.length),
         batch=job.batch,

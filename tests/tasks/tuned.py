@@ -17,6 +17,7 @@ from tasks.kinds.finetune import (
     RateSchedule,
     RowSet,
     TrainingLoop,
+    family_of,
 )
 from tasks.programs.adamw import Rates
 from tasks.programs.finetune import FinetuneRates
@@ -56,7 +57,7 @@ def tuned(
     model, job = made.job.model, made.job
     part = FinetunePart(
         model=BaseModel(
-            "llama", b"m" * 32, model_root(job, made.model), model.vocabulary, model.width, model.layers,
+            family_of(model), b"m" * 32, model_root(job, made.model), model.vocabulary, model.width, model.layers,
             model.heads, model.key_heads, model.head_width, model.hidden, model.context, model.rotary_base,
             model.epsilon_nano, int(model.tied), int(model.biased),
         ),

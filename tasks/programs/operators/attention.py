@@ -18,7 +18,7 @@ from tasks.programs.operators.rules import ByElements, canonical, expect, expect
 from tasks.programs.operators.scalars import SCALAR, bits_value
 from tasks.programs.tensors import DIMENSION_MAX, ElementType, Number, TensorType
 
-__all__ = ["CAUSAL", "PLACE_ROWS", "POSITIONS", "SCALE_COLUMNS"]
+__all__ = ["CAUSAL", "PLACE_ROWS", "POSITIONS", "SCALE_COLUMNS", "SINCE"]
 
 
 def _check_first(name: str, kind: TensorType, batch: int) -> None:
@@ -125,6 +125,59 @@ class Causal(ByElements):
         batch, length, bits = attributes
         position = _first(read, 1, inputs[1], row // (inputs[0].rows // batch)) + row % length
         return canonical(read(0, row, column)) if column <= position else bits_value(bits)
+
+
+class Since(ByElements):
+    """``since(values, starts; batch, bits)``: values of columns from the token's start on, before it a constant.
+
+    Rows are those of sequences, in groups of their tokens; columns are positions. There is a start for each token
+    of each sequence: where its row begins, in a sequence that several rows share. ``bits`` are the constant's.
+    """
+
+    name: Final = "since"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        expect_attributes(self.name, attributes, 2)
+        expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
+        batch, bits = attributes
+        values, starts = inputs
+        SCALAR.shape((), (bits,))
+        if starts.columns != 1 or batch < 1 or starts.rows % batch or values.rows % starts.rows:
+            raise ProgramInvalid(f"{starts.rows} starts of {batch} sequences, {values.rows} rows")
+        return values
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator."""
+        _check_range(integers(inputs, 1))
+        fill = magnitudes([SCALAR.bounds((), (), attributes[1:])], 0)
+        values = magnitudes(inputs, 0)
+        return values._replace(zero=True) if fill.zero else values.either(fill)
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        (batch, bits), (values, starts) = attributes, inputs
+        rows, columns = values.shape
+        length = starts.shape[0] // batch
+        stack = values.reshape(batch, rows // (batch * length), length, columns)
+        first = starts.reshape(batch, 1, length, 1)
+        return arrays.where(first <= arrays.counting(columns), stack, bits_value(bits)).reshape(rows, columns)
+
+    def element(
+        self,
+        read: Read,
+        inputs: Sequence[TensorType],
+        attributes: Attributes,
+        context: Context,
+        row: int,
+        column: int,
+    ) -> Number:
+        """See Operator."""
+        batch, bits = attributes
+        length = inputs[1].rows // batch
+        sequence = row // (inputs[0].rows // batch)
+        start = whole(read(1, sequence * length + row % length, 0), 0, DIMENSION_MAX)
+        return canonical(read(0, row, column)) if start <= column else bits_value(bits)
 
 
 class ScaleColumns(ByElements):
@@ -238,5 +291,6 @@ class PlaceRows(ByElements):
 
 POSITIONS: Final = Positions()
 CAUSAL: Final = Causal()
+SINCE: Final = Since()
 SCALE_COLUMNS: Final = ScaleColumns()
 PLACE_ROWS: Final = PlaceRows()

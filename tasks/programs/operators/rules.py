@@ -88,6 +88,7 @@ UNITS: Final[Mapping[str, Cost]] = MappingProxyType({
     "select": Cost(110_000, 28),
     "share_by": Cost(300_000, 12_000),
     "share_of": Cost(200_000, 8_000),
+    "since": Cost(400_000, 72),
     "split_heads": Cost(120_000, 16),
     "square_root": Cost(260_000, 56),
     "step_place": Cost(60_000, 0),

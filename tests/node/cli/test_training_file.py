@@ -13,7 +13,7 @@ from node.cli.tasks.job_file import read_job
 from node.cli.tasks.told import told_job
 from rpc.client.jobs import blobs_of, make_job
 from rpc.client.stores import is_remote, model_named
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DecodeError, DekubeError
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.input_blobs import check_tensors
 from tasks.ledger.screening import check_start
@@ -138,9 +138,23 @@ def test_the_tokens_of_a_models_folder_are_taken(folder: Path) -> None:
         made(folder)
 
 
+def test_an_architecture_is_a_field_of_a_shape(folder: Path) -> None:
+    """R154: specification, state and checks are those of a GPT-2; its head width may be odd."""
+    text = FILE.replace("layers: 2, width: 16", "architecture: gpt2, layers: 2, width: 16")
+    (folder / "train.yaml").write_text(text)
+    job = made(folder)
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    assert job.spec.part.model == ("gpt2", 257, 16, 2, 2, 2, 8, 64, 12, 0, 10_000, 1)
+    for other in (job.spec.part.model._replace(name="llama"), job.spec.part.model._replace(rotary_base=10_000)):
+        with pytest.raises(DecodeError, match=r"model\.name"):
+            decode_spec(encode_spec(job.spec.changed(model=other)))
+
+
 @pytest.mark.parametrize(
     ("was", "now", "why"),
     [
+        ("heads: 2", "heads: 2, architecture: gpt3", "line 4: architecture: llama, gpt2"),
+        ("heads: 2", "heads: 2, architecture: gpt2, key_heads: 1", "line 4: key_heads: 2 expected"),
         ("steps: 40", "stesp: 40", "train.yaml: line 5: stesp is not a known field; did you mean steps?"),
         ("layers: 2", "layres: 2", "line 4: shape.layres is not a known field; did you mean shape.layers?"),
         ("heads: 2", "heads: 3", "line 4: heads: 3 heads of an even part of width 16"),

@@ -15,13 +15,17 @@ from node.cli.tasks.told import told_job
 from node.home.models import add_model
 from node.home.paths import Home
 from rpc.client.jobs import make_job
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DecodeError
 from tasks.engines.input_blobs import check_tensors, split_tensors
 from tasks.evaluations import least_steps
+from tasks.kinds.finetune import Packing, Preference
 from tasks.ledger.screening import check_start
+from tasks.programs.llama_shape import GPT2_PROJECTIONS
 from tasks.requests.errors import RequestInvalid
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import config_of, write_folder
+from tests.tasks.models.test_gpt2 import laid_out, written
+from tests.tasks.programs.gpt2s import GPT2
 from tests.tasks.tuned import TINY
 
 ROWS = [{"input_ids": [1, 2, 3, 4, 5]}, {"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}, {"input_ids": [3, 4]}]
@@ -260,3 +264,51 @@ def test_a_model_of_the_home_is_found_by_its_name_unless_a_file_beside_the_job_h
     (jobs / "tiny").mkdir()
     file.write_text("kind: finetune\nmodel: tiny\ndata: rows.jsonl\n", encoding="utf-8")
     assert Path(read_job(file, home).request.model) == jobs / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        ("[c_attn, c_proj, c_fc]", GPT2_PROJECTIONS), ("[q, k, v, o]", GPT2_PROJECTIONS[:2]),
+        ("[mlp.c_proj, attn.c_attn]", ("query_key_value", "down")), ("[c_proj, attn.c_proj]", None),
+        ("[q, v]", "the model has no weight query; it has query_key_value, output, up, down"),
+        ("[gate]", "the model has no weight gate"),
+    ],
+)  # fmt: skip
+def test_targets_of_gpt2_are_pefts_names(folder: Path, named: str, wanted: tuple[str, ...] | str | None) -> None:
+    """R154. A name that is given twice is refused, and so is one that the model does not have."""
+    written(folder / "model", laid_out(GPT2))
+    (folder / "tune.yaml").write_text(FILE.replace("[v_proj, q]", named))
+    if isinstance(wanted, tuple):
+        spec = made(folder).spec
+        assert spec.part.model.name == "gpt2" and spec.part.adapters.targets == wanted
+        assert decode_spec(encode_spec(spec)) == spec
+        return
+    with pytest.raises(RequestInvalid, match=wanted or "targets: a list of some of"):
+        made(folder)
+
+
+def test_packing_puts_short_rows_in_one_sequence(folder: Path) -> None:
+    """R155: three rows of 4, 2 and 1 tokens; fewer steps, the same tokens, one encoding."""
+    alone = made(folder)
+    (folder / "tune.yaml").write_text(FILE.replace("steps: 6", "epochs: 4\npacking: true\nmax_length: 5"))
+    job = made(folder)
+    part = job.spec.part
+    assert (part.dataset.rows, part.dataset.samples, part.dataset.length) == (2, 2, 5)
+    assert part.packing == (1,) and alone.spec.part.packing is None
+    assert "3 rows share 2 sequences of 5 tokens" in job.notes
+    assert decode_spec(encode_spec(job.spec)) == job.spec and check_start(job.spec) == []
+    (given, _) = job.spec.inputs()
+    check_tensors(given.tensors, given.root, job.rows)
+    assert sorted(given.tensors) == ["places", "positions", "slots", "starts", "targets", "tokens"]
+    assert job.spec.schedule.total_steps == 4
+    for other in (part._replace(packing=Packing(2)), part._replace(preference=Preference(1))):
+        with pytest.raises(DecodeError, match="packing"):
+            decode_spec(encode_spec(job.spec._replace(part=other)))
+
+
+@pytest.mark.parametrize("more", ["packing: 1", "packing: yes please", "packing: true\npreference: dpo"])
+def test_packing_is_true_or_false_and_not_of_pairs(folder: Path, more: str) -> None:
+    (folder / "tune.yaml").write_text(f"{FILE}{more}\n")
+    with pytest.raises(RequestInvalid, match="packing"):
+        made(folder)

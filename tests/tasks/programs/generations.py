@@ -18,19 +18,28 @@ from tasks.engines.state import TrainingState
 from tasks.models.llama import Model, model_from_gguf
 from tasks.models.tokens import tokeniser_from_gguf
 from tasks.programs.generate import ByRow, GenerateShape, adapter_state
-from tasks.programs.llama_shape import PROJECTIONS, Adapter, LlamaShape, exponents_of, weight_tensors
+from tasks.programs.llama_shape import Adapter, LlamaShape, exponents_of, projections_of, weight_tensors
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.sampling import TEMPERATURE_MAX, Sampling
 from tasks.programs.tensors import ElementType
 from tests.tasks.programs.llamas import frozen_weights
 
 SEED: Final = bytes(range(32))
-SMALL_MODELS: Final = st.builds(
+_GPT2_MODELS: Final = st.builds(
+    lambda heads, **fields: LlamaShape(
+        **fields, width=4 * heads, heads=heads, key_heads=heads, head_width=4, context=16, rotary_base=0,
+        epsilon_nano=10_000,
+    ),
+    vocabulary=st.integers(3, 20), layers=st.integers(1, 2), heads=st.integers(1, 3), hidden=st.integers(2, 9),
+    tied=st.booleans(),
+)  # fmt: skip
+_LLAMA_MODELS: Final = st.builds(
     lambda **fields: LlamaShape(**fields, head_width=4, context=16, rotary_base=10_000, epsilon_nano=10_000),
     vocabulary=st.integers(3, 20), width=st.integers(2, 9), layers=st.integers(1, 2),
     heads=st.sampled_from((2, 4)), key_heads=st.sampled_from((1, 2)), hidden=st.integers(2, 9),
     tied=st.booleans(), biased=st.booleans(),
 )  # fmt: skip
+SMALL_MODELS: Final = st.one_of(_LLAMA_MODELS, _GPT2_MODELS)
 SAMPLINGS: Final = st.builds(
     Sampling, st.one_of(st.just(NANO), st.integers(1, TEMPERATURE_MAX * NANO), st.integers(NANO // 4, 2 * NANO)),
     st.one_of(st.sampled_from((0, 1, NANO - 1, NANO)), st.integers(0, NANO)), st.integers(0, 12),
@@ -66,15 +75,20 @@ def decodings(draw: st.DrawFn) -> GenerateShape:
     """Shapes of jobs of all kinds of small models, of one place and one row too."""
     batch = draw(st.integers(1, 4))
     ends = tuple(sorted(draw(st.sets(st.integers(0, 2)))))
-    targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
+    model = draw(SMALL_MODELS)
+    if model.is_gpt2:
+        model = replace(model, hidden=draw(st.integers(1, 9)))
+    else:
+        model = replace(model, width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
+    names = projections_of(model)
+    targets = draw(st.sets(st.sampled_from(names)))
     adapter = Adapter(
         draw(st.integers(1, 4)),
         draw(st.integers(1, 9)),
-        tuple(one for one in PROJECTIONS if one in targets),
+        tuple(one for one in names if one in targets),
         3,
         draw(st.sampled_from((0, 1, 2, 7))),
     )
-    model = replace(draw(SMALL_MODELS), width=draw(st.integers(1, 9)), hidden=draw(st.integers(1, 9)))
     return GenerateShape(
         model, batch, batch * draw(st.integers(1, 3)), draw(st.integers(1, 6)),
         draw(st.integers(1, 6)), ends, adapter if targets else None,

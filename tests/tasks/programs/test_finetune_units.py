@@ -18,7 +18,7 @@ from tasks.programs.finetune import (
     finetune_program,
 )
 from tasks.programs.finetune_units import check_finetune, finetune_cost
-from tasks.programs.llama_shape import LlamaShape
+from tasks.programs.llama_shape import LlamaShape, projections_of
 from tasks.programs.operators.scalars import NANO
 
 SMOL = LlamaShape(49_152, 576, 30, 9, 3, 64, 1_536, 2_048, 10_000, 10_000)
@@ -28,24 +28,31 @@ RATES = FinetuneRates(Rates(1_000_000, weight_decay_nano=10_000_000), "cosine", 
 
 @st.composite
 def models(draw: st.DrawFn) -> LlamaShape:
-    keys = draw(st.integers(1, 3))
+    keys, own = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    is_gpt2 = draw(st.booleans())
+    width = keys * own if is_gpt2 else draw(st.integers(1, 20))
     return LlamaShape(
-        vocabulary=draw(st.integers(1, 60)), width=draw(st.integers(1, 20)), layers=draw(st.integers(1, 5)),
-        heads=keys * draw(st.integers(1, 3)), key_heads=keys, head_width=2 * draw(st.integers(1, 5)),
-        hidden=draw(st.integers(1, 20)), context=32, rotary_base=draw(st.sampled_from((500, 10_000))),
-        epsilon_nano=draw(st.sampled_from((1, 1_000, NANO))), tied=draw(st.booleans()), biased=draw(st.booleans()),
+        vocabulary=draw(st.integers(1, 60)), width=width, layers=draw(st.integers(1, 5)),
+        heads=keys * (1 if is_gpt2 else draw(st.integers(1, 3))), key_heads=keys,
+        head_width=own if is_gpt2 else 2 * own,
+        hidden=draw(st.integers(1, 20)), context=32,
+        rotary_base=0 if is_gpt2 else draw(st.sampled_from((500, 10_000))),
+        epsilon_nano=draw(st.sampled_from((1, 1_000, NANO))), tied=draw(st.booleans()),
+        biased=not is_gpt2 and draw(st.booleans()),
     )  # fmt: skip
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> FinetuneShape:
-    targets = draw(st.sets(st.sampled_from(PROJECTIONS), min_size=1))
-    length = draw(st.integers(1, 12))
+    model, length = draw(models()), draw(st.integers(1, 12))
+    names = projections_of(model)
+    targets, packed = draw(st.sets(st.sampled_from(names), min_size=1)), draw(st.integers(0, 1))
     return FinetuneShape(
-        model=draw(models()), rank=draw(st.integers(1, 5)), alpha=draw(st.integers(1, 9)),
-        targets=tuple(name for name in PROJECTIONS if name in targets), batch=draw(st.integers(1, 4)),
+        model=model, rank=draw(st.integers(1, 5)), alpha=draw(st.integers(1, 9)),
+        targets=tuple(name for name in names if name in targets), batch=draw(st.integers(1, 4)),
         length=length, slots=draw(st.integers(1, length)), rows=20,
-        preference=draw(st.sampled_from((0, 0, 1, 100_000_000, NANO))), recompute=draw(st.integers(0, 1)),
+        preference=0 if packed else draw(st.sampled_from((0, 0, 1, 100_000_000, NANO))), packed=packed,
+        recompute=draw(st.integers(0, 1)),
         **({"train_rows": draw(st.integers(1, 20))} | draw(loops())),
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from tasks.programs.evaluate import marked_program as marked_evaluate
 from tasks.programs.evaluate_units import check_evaluate, evaluate_cost
 from tasks.programs.finetune import PLACES, ROW_TOKENS, TARGETS, FinetuneShape, adapter_tensors
 from tasks.programs.layered import LAYERS, Pattern, layered_program
-from tasks.programs.llama_shape import LAYERS_MAX, PROJECTIONS, Adapter, LlamaShape
+from tasks.programs.llama_shape import LAYERS_MAX, PROJECTIONS, Adapter, LlamaShape, projections_of
 from tasks.programs.operators import Context
 from tests.tasks.passed import (
     ADAPTER,
@@ -62,9 +62,10 @@ ENCODERS = st.builds(
 
 
 @st.composite
-def adapters(draw: st.DrawFn) -> Adapter | None:
-    targets = draw(st.sets(st.sampled_from(PROJECTIONS)))
-    named = tuple(one for one in PROJECTIONS if one in targets)
+def adapters(draw: st.DrawFn, model: LlamaShape) -> Adapter | None:
+    names = projections_of(model)
+    targets = draw(st.sets(st.sampled_from(names)))
+    named = tuple(one for one in names if one in targets)
     if not targets:
         return draw(st.sampled_from((None, WHOLE)))
     return Adapter(draw(st.integers(1, 4)), draw(st.integers(1, 9)), named, 3)
@@ -76,14 +77,14 @@ def embeddings(draw: st.DrawFn) -> EmbedShape:
     batch = draw(st.integers(1, 3))
     return EmbedShape(
         model, batch, batch + draw(st.integers(0, 5)), draw(st.integers(1, 4)), draw(st.sampled_from(POOLINGS)),
-        draw(st.booleans()), draw(adapters()) if isinstance(model, LlamaShape) and not model.biased else None,
+        draw(st.booleans()), draw(adapters(model)) if isinstance(model, LlamaShape) and not model.biased else None,
     )  # fmt: skip
 
 
 @st.composite
 def evaluations(draw: st.DrawFn) -> EvaluateShape:
-    batch, length, adapter = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(adapters())
-    model = draw(SMALL_MODELS)
+    batch, length, model = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(SMALL_MODELS)
+    adapter = draw(adapters(model))
     if adapter is not None and adapter.is_whole:
         model = replace(model, biased=False)
     return EvaluateShape(

@@ -84,7 +84,7 @@ def layouts(draw: st.DrawFn) -> Case:
 
 @st.composite
 def attention(draw: st.DrawFn) -> Case:
-    name = draw(st.sampled_from(("positions", "causal", "scale_columns", "place_rows")))
+    name = draw(st.sampled_from(("positions", "causal", "since", "scale_columns", "place_rows")))
     batch, heads, length, columns = draw(few), draw(few), draw(few), draw(sides)
     if name == "positions":
         return Case(OPERATORS[name], (draw(firsts(batch, 1 << 20)),), (batch, length))
@@ -92,6 +92,10 @@ def attention(draw: st.DrawFn) -> Case:
         values = draw(any_tensor(batch * heads * length, columns, ElementType.BINARY64))
         fill = constant_bits(draw(st.sampled_from(FILLS)))
         return Case(OPERATORS[name], (values, draw(firsts(batch, columns))), (batch, length, fill))
+    if name == "since":
+        values = draw(any_tensor(batch * heads * length, columns, ElementType.BINARY64))
+        starts = whole_numbers(draw(seeds), batch * length, 1, Integers(0, columns))
+        return Case(OPERATORS[name], (values, starts), (batch, constant_bits(draw(st.sampled_from(FILLS)))))
     if name == "scale_columns":
         values = fractions(draw(seeds), heads * length, columns, draw(ranges(-780, 500)))
         exponents = whole_numbers(draw(seeds), heads * columns, 1, Integers(EXPONENT_MIN, EXPONENT_MAX - 1))
@@ -229,6 +233,7 @@ TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
     "transpose_groups": [([_DOUBLES], (2,))],
     "positions": [([_ONE], (1, 2))],
     "causal": [([_DOUBLES, _COLUMN], (2, 1, 0))],
+    "since": [([_DOUBLES, _COLUMN], (2, 0))],
     "scale_columns": [([_DOUBLES, _COLUMNS_OF_ALL], ())],
     "place_rows": [([_WHOLE, _WHOLE, _ONE], (1, 1))],
     "rotary": [([_COLUMN], (10_000, 4, 1))],
