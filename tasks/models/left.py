@@ -12,7 +12,7 @@ from tasks.engines.pass_plan import adapter_plan_of
 from tasks.engines.state import TrainingState
 from tasks.kinds.adapters import TunedAdapter
 from tasks.kinds.decoder import DecoderModel, DecoderPart
-from tasks.kinds.finetune import MODEL_LLAMA, FinetunePart
+from tasks.kinds.finetune import FinetunePart, family_of
 from tasks.models.llama import Model, expanded
 from tasks.programs.llama_shape import Adapter, LlamaShape, parameters_of
 from tasks.programs.looped import has_result, layout_of
@@ -121,7 +121,7 @@ def begin_of_files(opened: WholeFiles) -> Begin:
         shape.context, shape.rotary_base, shape.epsilon_nano, int(shape.tied),
     )  # fmt: skip
     left = TunedAdapter(name_of(state.encode()), state.root(plan), *named)
-    return Begin(DecoderModel(MODEL_LLAMA, *numbers), left, state)
+    return Begin(DecoderModel(family_of(shape), *numbers), left, state)
 
 
 def check_base(tuned: Tuned, root: bytes) -> None:

@@ -27,6 +27,8 @@ from tasks.requests.reading import kind_of, read_file
 from tasks.requests.references import TaskRef
 from tasks.spec import Schedule, decode_spec, encode_spec
 from tests.tasks.models.checkpoints import write_folder
+from tests.tasks.models.test_gpt2 import laid_out, written
+from tests.tasks.programs.gpt2s import GPT2
 from tests.tasks.trained import TINY as TRAINED
 from tests.tasks.trained import left_behind
 from tests.tasks.tuned import TINY, tuned
@@ -287,3 +289,14 @@ def test_steps_train_a_model_tune_it_and_ask_it(folder: Path) -> None:
     for request in (tune, ask):
         assert model_named(request) == TaskRef(b"\xab" * 32, 8) and is_remote(request)
     assert getattr(ask, "adapter", None) == TaskRef(b"\xcd" * 32)
+
+
+def test_all_weights_of_a_gpt2_from_files_are_trained_on(folder: Path) -> None:
+    """R154, R170: the state has its biases and positions, as the frozen model has them."""
+    written(folder / "model", laid_out(GPT2), GPT2)
+    with open_model(folder / "model") as opened:
+        begun = begin_of_files(opened)
+        model = opened.load()
+    assert begun.model.name == "gpt2" and begun.model.shape == GPT2
+    for name in ("positions", "norm_bias", "layer/1/query_key_value", "layer/0/down_bias"):
+        assert begun.state.tensors[f"parameter/{name}"] == expanded(model, name).tobytes()
