@@ -6,7 +6,8 @@ milliseconds, and this microseconds. A test compares both for all kinds of shape
 
 from __future__ import annotations
 
-from tasks.programs.classifier import ClassifierShape, Rates
+from tasks.programs.classifier import BITS, HEAD_BITS, ClassifierShape, Rates
+from tasks.programs.operators.rows import product_units
 from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, order_units
 
@@ -22,12 +23,13 @@ def classifier_units(shape: ClassifierShape, rates: Rates) -> int:
     total += _each(batch * classes, "one_hot") + _loss(batch, classes)
     last = len(shape.widths) - 2
     for layer, (inputs, outputs) in enumerate(zip(shape.widths, shape.widths[1:], strict=False)):
-        total += _product(batch, inputs, outputs) + _each(batch * outputs, "add")
+        total += _product(batch, inputs, outputs, BITS) + _each(batch * outputs, "add")
         if layer < last:
             total += _activation(shape.activation, batch * outputs)
-        total += _gradients(batch, inputs, outputs)
+        bits = HEAD_BITS if layer == last else BITS
+        total += _gradients(batch, inputs, outputs, bits)
         if layer:
-            total += _each(inputs * outputs, "transpose") + _product(batch, outputs, inputs)
+            total += _each(inputs * outputs, "transpose") + _product(batch, outputs, inputs, bits)
         total += _update(inputs * outputs) + _update(outputs)
         total += _each(inputs * outputs, "multiply") if keep != 1.0 else 0
     return total + _each(shape.widths[1], "store")  # the probe
@@ -48,13 +50,12 @@ def _row_sums(rows: int, terms: int) -> int:
     return _exponents(rows, terms) + cost.call + cost.element * rows + cost.term * rows * terms
 
 
-def _product(rows: int, terms: int, others: int) -> int:
+def _product(rows: int, terms: int, others: int, bits: int) -> int:
     """Return the units of a contraction of ``rows`` by ``others`` rows, with their quantising."""
-    cost, quantise = UNITS["contract"], UNITS["quantise"]
+    quantise = UNITS["quantise"]
     values = (rows + others) * terms
     quantised = 2 * quantise.call + quantise.element * values + _exponents(rows, terms) + _exponents(others, terms)
-    folded = cost.element * rows * others + cost.term * rows * others * terms + cost.read * values
-    return quantised + cost.call + folded
+    return quantised + product_units("contract", (bits,), rows * others, terms, values)
 
 
 def _constants(shape: ClassifierShape, rates: Rates, keep: float) -> int:
@@ -81,10 +82,10 @@ def _activation(name: str, elements: int) -> int:
     return _each(elements, *forward, "subtract", "multiply", "add", "multiply", "multiply")
 
 
-def _gradients(batch: int, inputs: int, outputs: int) -> int:
+def _gradients(batch: int, inputs: int, outputs: int, bits: int) -> int:
     """Return the units of the gradients of a layer's weight and bias."""
     turned = _each(batch * outputs, "transpose") + _each(batch * inputs, "transpose") + _each(outputs, "transpose")
-    return turned + _product(outputs, batch, inputs) + _row_sums(outputs, batch)
+    return turned + _product(outputs, batch, inputs, bits) + _row_sums(outputs, batch)
 
 
 def _update(elements: int) -> int:

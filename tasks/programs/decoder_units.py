@@ -17,7 +17,7 @@ from tasks.programs.decoder import (
 )
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import FinetuneRates
-from tasks.programs.llama_shape import FUSED, layer_parameters, other_parameters
+from tasks.programs.llama_shape import BITS, FUSED, layer_parameters, other_parameters
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.looped import count_sums, count_whole
 from tasks.programs.operators.rules import UNITS
@@ -126,11 +126,11 @@ class _Tally(LayersTally):
         found.quantised(model.vocabulary, rows * model.vocabulary)
         found.each(rows * model.width, "transpose")
         found.quantised(model.width, rows * model.width)
-        found.product(model.vocabulary, rows, model.width)
+        found.product(model.vocabulary, rows, model.width, BITS, self.bits)
         if model.is_gpt2:
             found.each(rows * model.context, "one_hot", "transpose")
             found.quantised(model.context, rows * model.context)
-            found.product(model.context, rows, model.width)
+            found.product(model.context, rows, model.width, BITS, self.bits)
             found.each(0, "load")
         if model.tied:
             found.each(model.vocabulary * model.width, "add")
@@ -157,8 +157,8 @@ class _Tally(LayersTally):
         rows = self.rows
         found.each(rows * outputs, "transpose")
         found.quantised(outputs, rows * outputs)
-        found.product(outputs, rows, inputs)
-        found.through_weight(rows, outputs, inputs)
+        found.product(outputs, rows, inputs, self.bits, self.weight_bits)
+        found.through_weight(rows, outputs, inputs, self.bits, self.weight_bits)
 
     def _back_through(self, found: Tally, *names: str) -> None:
         """Count the way back through weights that took the same rows, and the sum of what they give."""
@@ -193,7 +193,7 @@ class _Tally(LayersTally):
         self.folded(found, self.key_rows, rows * queries, rows * keys, self.group_rows)
         if not self.model.is_gpt2:
             found.each(rows * keys, "join_heads")
-        found.products(rows * queries, rows * keys, scores, self.model.head_width)
+        found.products(rows * queries, rows * keys, scores, self.model.head_width, self.pair_bits)
         found.each(scores, "bound", "multiply", "subtract", "multiply")
         found.row_sum(self.query_rows, scores)
         found.each(self.query_rows, "bound")

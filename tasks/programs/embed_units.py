@@ -10,6 +10,7 @@ from tasks.programs.embed import COUNT_EXPONENT, EmbedShape, embed_program
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune_units import CHECKED_LAYERS
 from tasks.programs.llama_layers import NOTHING
+from tasks.programs.llama_shape import BITS
 from tasks.programs.llama_units import LayersTally
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import CALLS_MAX
@@ -104,7 +105,7 @@ class _EncoderTally:
         for _ in range(3):
             found.each(values, "split_heads")
             found.quantised(head_rows, values)
-        found.products(values, values, scores, model.head_width)
+        found.products(values, values, scores, model.head_width, BITS)
         found.each(scores, "multiply", "bound", "causal", "subtract", "exp", "causal", "divide", "bound")
         found.fold("row_maximum", head_rows, scores)
         found.row_sum(head_rows, scores)
@@ -112,7 +113,7 @@ class _EncoderTally:
         found.each(scores, "scale_columns")
         found.quantised(head_rows, scores)
         found.each(values, "transpose_groups")
-        found.products(scores, values, values, self._length)
+        found.products(scores, values, values, self._length, BITS)
         found.each(values, "join_heads")
         self._linear(found, "output")
         found.each(values, "add")
@@ -131,7 +132,7 @@ class _EncoderTally:
         for name in names:
             outputs = projection(self._model, name)[0]
             found.weight(outputs, inputs)
-            found.product(self._rows, inputs, outputs)
+            found.product(self._rows, inputs, outputs, BITS)
             found.each(self._rows * outputs, "add")
             found.each(outputs, "load")
 

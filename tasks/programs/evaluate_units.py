@@ -19,7 +19,7 @@ def evaluate_cost(shape: EvaluateShape) -> Cost:
     rank, targets = (0, ()) if shape.adapter is None else (shape.adapter.rank, shape.adapter.targets)
     layers = LayersTally(
         shape.model, batch=shape.batch, length=shape.length, seen=shape.length, rank=rank, targets=targets,
-        is_trained=shape.adapter is not None and shape.adapter.is_whole,
+        is_trained=shape.adapter is not None and shape.adapter.is_whole, is_tuned=True,
     )  # fmt: skip
     return _once(shape, layers).plus(layers.forward().times(shape.model.layers)).cost
 

@@ -12,6 +12,8 @@ from typing import Final
 
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import (
+    BACK_BITS,
+    HEAD_BITS,
     FinetuneRates,
     FinetuneShape,
     Needs,
@@ -97,7 +99,9 @@ class _Tally(LayersTally):
             targets=shape.targets, packed=bool(shape.packed),
         )  # fmt: skip
         self.job, self.picked = shape, shape.sequences * shape.slots
-        self.reference = _Reference(shape.model, batch=shape.sequences, length=shape.length, seen=shape.length)
+        self.reference = _Reference(
+            shape.model, batch=shape.sequences, length=shape.length, seen=shape.length, is_tuned=True
+        )
 
     def once(self, rates: FinetuneRates) -> Tally:
         """Return what does not depend on the number of layers."""
@@ -173,7 +177,7 @@ class _Tally(LayersTally):
             if not job.is_gated:
                 found.each(1, "add")
                 found.each(picked, "divide", "bound")
-        found.through_weight(picked, model.vocabulary, model.width)
+        found.through_weight(picked, model.vocabulary, model.width, HEAD_BITS, self.weight_bits)
         self.through_norm(found, picked)
         found.each(self.rows * model.width, "gather_groups", "store", "load")
 
@@ -236,7 +240,7 @@ class _Tally(LayersTally):
         for name in names:
             outputs, inputs = self.sizes[name]
             if needed:
-                found.through_weight(rows, outputs, inputs)
+                found.through_weight(rows, outputs, inputs, self.bits, self.weight_bits)
                 parts += 1
             if name not in self.job.targets:
                 continue
@@ -244,13 +248,13 @@ class _Tally(LayersTally):
             found.quantised(outputs, outputs * rows)
             found.each(rank * rows, "transpose", "transpose")
             found.quantised(rank, rank * rows)
-            found.product(outputs, rows, rank)
+            found.product(outputs, rows, rank, BACK_BITS)
             if self.job.packed:  # what is of no row is cleared
                 found.each(rank * rows, "select")
             found.each(outputs * rank, "transpose")
             found.quantised(rows, rows * outputs)
             found.quantised(rank, rank * outputs)
-            found.product(rows, outputs, rank)
+            found.product(rows, outputs, rank, BACK_BITS)
             found.quantised(rank, rank * rows)
             if not shown:
                 if self.job.packed:
@@ -258,12 +262,12 @@ class _Tally(LayersTally):
                 found.each(inputs * rows, "transpose")
                 found.quantised(inputs, inputs * rows)
                 shown = True
-            found.product(rank, rows, inputs)
+            found.product(rank, rows, inputs, BACK_BITS)
             if needed:
                 found.each(rank * inputs, "transpose")
                 found.quantised(rows, rows * rank)
                 found.quantised(inputs, inputs * rank)
-                found.product(rows, rank, inputs)
+                found.product(rows, rank, inputs, BACK_BITS)
                 parts += 1
         for _ in range(parts - 1):
             found.each(rows * self.sizes[name][1], "add")
@@ -278,7 +282,7 @@ class _Tally(LayersTally):
             if not self.model.is_gpt2:
                 found.each(rows * keys, "join_heads")
         if needs.any("query", "key", FUSED):
-            found.products(rows * queries, rows * keys, scores, self.model.head_width)
+            found.products(rows * queries, rows * keys, scores, self.model.head_width, self.pair_bits)
             found.each(scores, "bound", "multiply", "subtract", "multiply")
             found.row_sum(self.query_rows, scores)
             found.each(self.query_rows, "bound")

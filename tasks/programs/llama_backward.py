@@ -11,7 +11,7 @@ from typing import Final
 
 from tasks.programs.builder import Builder
 from tasks.programs.gelu import Bent, gelu_slope
-from tasks.programs.llama_layers import Attended, Gated, Layer, Layers, Normed
+from tasks.programs.llama_layers import TRAINED_BITS, Attended, Gated, Layer, Layers, Normed
 from tasks.programs.llama_shape import FUSED, LlamaShape
 from tasks.programs.looped import GRADIENT_LIMIT
 from tasks.programs.program import SourceKind
@@ -24,8 +24,8 @@ _GRADIENT_BOUND: Final = 100
 class TrainedLayers(Layers):
     """Builds the calls of a way forward and back; ``gradients`` has those of all weights that it passed.
 
-    Activations and gradients have ``bits`` where they meet weights or each other's columns. Weights, heads and the
-    inputs of a weight's gradient have ``pair_bits``.
+    Activations and gradients have ``bits`` where they meet weights or each other's columns. Weights and the
+    inputs of a weight's gradient have TRAINED_BITS, both sides in the heads ``pair_bits``.
     """
 
     def __init__(self, shape: LlamaShape, build: Builder, *, batch: int, length: int) -> None:
@@ -64,7 +64,7 @@ class TrainedLayers(Layers):
     def columns_product(self, gradient: int, values: int) -> int:
         """Return the products of each column of a gradient with each column of what a weight was applied to."""
         return self.build.contract(
-            self.transposed(gradient), self.transposed(values), self.bits, self.pair_bits
+            self.transposed(gradient), self.transposed(values), self.bits, TRAINED_BITS
         )  # fmt: skip
 
     def back(self, name: str, gradient: int) -> int:

@@ -1,8 +1,8 @@
 """The layers of decoders, Llama and GPT-2: the calls of the way forward, and tensors that the way back needs.
 
 Weights are frozen, as integers of 15 bits with an exponent a row, or trained ones in binary32, which a step
-quantises to 20 bits. The stream between layers is rounded to binary32 after each half of a layer, so the bounds of
-a layer do not depend on how many came before.
+quantises to TRAINED_BITS. The stream between layers is rounded to binary32 after each half of a layer, so the
+bounds of a layer do not depend on how many came before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tasks.programs.program import SourceKind
 __all__ = [
     "NOTHING",
     "STREAM_LIMIT",
+    "TRAINED_BITS",
     "TUNED_BITS",
     "TUNED_PAIR_BITS",
     "Attended",
@@ -33,8 +34,11 @@ STREAM_LIMIT: Final = 60
 TUNED_BITS: Final = 23
 """Of activations and gradients that meet weights of a tuned model. With 15 bits a deep model's gradients are a
 percent off."""
-TUNED_PAIR_BITS: Final = 20
-"""Width of the products of two of these, and of adapters."""
+TUNED_PAIR_BITS: Final = 23
+"""Width of both sides in the heads, and of adapters on the way forward (market.md R151). A score of 90 that is
+rounded by 2^-20 of itself changes its share by 10^-4."""
+TRAINED_BITS: Final = 20
+"""Of trained weights, and of the inputs of their gradients."""
 NOTHING: Final = 2.0**-80
 """Added to a number above 2^-16 it changes no bit; it tells the bounds that a number is not zero."""
 _NORMED_EXPONENT: Final = 16
@@ -216,7 +220,7 @@ class Layers:
     def weight(self, name: str) -> Quantised:
         """Return a weight."""
         if self._trained is not None:
-            return self.build.quantised(self.vector(name), self.pair_bits)
+            return self.build.quantised(self.vector(name), TRAINED_BITS)
         limit = WIDTHS[BITS].limit
         exponents = self.integers(exponents_of(name), EXPONENT_MIN, WEIGHT_EXPONENT_MAX)
         return Quantised(self.integers(name, -limit, limit), exponents, BITS)

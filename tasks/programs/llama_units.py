@@ -6,8 +6,8 @@ Fine-tuning and decoding have the same way forward. Tests compare the sums with 
 from __future__ import annotations
 
 from tasks.programs.gelu import GELU_CONSTANTS, SLOPE_CONSTANTS
-from tasks.programs.llama_layers import NOTHING
-from tasks.programs.llama_shape import FUSED, LlamaShape, projection, projections_of
+from tasks.programs.llama_layers import NOTHING, TRAINED_BITS, TUNED_BITS, TUNED_PAIR_BITS
+from tasks.programs.llama_shape import BITS, FUSED, LlamaShape, projection, projections_of
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.tally import Tally
 
@@ -18,14 +18,18 @@ class LayersTally:
     """What passes over ``batch`` sequences of ``length`` tokens cost, each of which sees ``seen`` places.
 
     The weights of ``targets`` have adapters of ``rank``. With ``keeps`` keys and values of all places stand in the
-    state. With ``is_trained`` weights are fractions of a state. With ``packed`` rows share sequences.
+    state. With ``is_trained`` weights are fractions of a state. With ``packed`` rows share sequences. With
+    ``is_tuned`` widths are those of training, as with adapters and with trained weights.
     """
 
     def __init__(
         self, model: LlamaShape, *, batch: int, length: int, seen: int, rank: int = 0,
         targets: tuple[str, ...] = (), keeps: bool = False, is_trained: bool = False,
-        packed: bool = False,
+        packed: bool = False, is_tuned: bool = False,
     ) -> None:  # fmt: skip
+        is_tuned = is_tuned or is_trained or rank > 0
+        self.bits, self.pair_bits = (TUNED_BITS, TUNED_PAIR_BITS) if is_tuned else (BITS, BITS)
+        self.weight_bits = TRAINED_BITS if is_trained else BITS
         self.is_trained, self.packed = is_trained, packed
         self.model, self.rank, self.targets = model, rank, targets
         self.seen, self.keeps = seen, keeps
@@ -97,7 +101,7 @@ class LayersTally:
         found.quantised(rows, rows * model.width)
         if self.is_trained or not model.tied:
             self.weight(found, model.vocabulary, model.width)
-        found.product(rows, model.width, model.vocabulary)
+        found.product(rows, model.width, model.vocabulary, self.bits, self.weight_bits)
 
     def normed(self, found: Tally, rows: int) -> None:
         """Count a norm of so many rows."""
@@ -132,7 +136,7 @@ class LayersTally:
         if self.keeps:
             for values in (seen, seen_rows) * 2:
                 found.each(values, "load_integers", "place_rows", "store_integers")
-        found.products(rows * queries, seen, scores, model.head_width)
+        found.products(rows * queries, seen, scores, model.head_width, self.pair_bits)
         found.each(scores, "multiply", "bound", "causal", "subtract", "exp", "causal", "divide", "bound")
         if self.packed:
             found.each(scores, "since", "since")
@@ -171,10 +175,10 @@ class LayersTally:
         if model.biased:
             for columns in (self.queries, self.keys, self.keys):
                 rest.each(columns, "load")
-        rest.product(rows, model.hidden, model.width)
+        rest.product(rows, model.hidden, model.width, self.bits, self.weight_bits)
         if "down" in self.targets:
             rest.quantised(rows, rows * rank)
-            rest.product(rows, rank, model.width)
+            rest.product(rows, rank, model.width, self.pair_bits)
             rest.each(rows * model.width, "multiply", "add")
         else:
             rest.quantised(rows, rows * model.hidden)
@@ -230,7 +234,7 @@ class LayersTally:
         found.each(self.scores, "scale_columns")
         found.quantised(rows, self.scores)
         found.each(right, "transpose_groups" if self.groups > 1 else "transpose")
-        found.products(self.scores, right, result, terms)
+        found.products(self.scores, right, result, terms, self.pair_bits)
 
     def _linear(self, found: Tally, inputs: int, *names: str) -> None:
         """Count products of the same rows with weights, and with their adapters."""
@@ -239,15 +243,15 @@ class LayersTally:
         for name in names:
             outputs = self.sizes[name][0]
             self.weight(found, outputs, inputs)
-            found.product(rows, inputs, outputs)
+            found.product(rows, inputs, outputs, self.bits, self.weight_bits)
             if self.model.is_gpt2:
                 found.each(rows * outputs, "add")
                 found.each(outputs, "load")
             if name in self.targets:
                 found.each(0, "load", "load")
                 found.quantised(rank, rank * inputs)
-                found.product(rows, inputs, rank)
+                found.product(rows, inputs, rank, self.bits, self.pair_bits)
                 found.quantised(rows, rows * rank)
                 found.quantised(outputs, outputs * rank)
-                found.product(rows, rank, outputs)
+                found.product(rows, rank, outputs, self.pair_bits)
                 found.each(rows * outputs, "multiply", "add")

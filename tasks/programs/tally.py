@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from tasks.programs.operators.rows import product_units
 from tasks.programs.operators.rules import UNITS
 
 __all__ = ["Cost", "Tally"]
@@ -69,18 +70,13 @@ class Tally:
         self.fold("row_exponent", rows, values)
         self.each(values, "quantise")
 
-    def product(self, rows: int, terms: int, others: int) -> None:
-        """Count the products of rows that are integers already."""
-        cost = UNITS["contract"]
-        found = rows * others
-        self.add(
-            cost.call + cost.element * found + cost.term * found * terms + cost.read * (rows + others) * terms
-        )
+    def product(self, rows: int, terms: int, others: int, *bits: int) -> None:
+        """Count the products of rows that are integers of ``bits`` already: one width, or one of each side."""
+        self.add(product_units("contract", bits, rows * others, terms, (rows + others) * terms))
 
-    def products(self, left: int, right: int, found: int, terms: int) -> None:
+    def products(self, left: int, right: int, found: int, terms: int, *bits: int) -> None:
         """Count the products of groups of rows: ``left`` and ``right`` are the values of both sides."""
-        cost = UNITS["contract_groups"]
-        self.add(cost.call + cost.element * found + cost.term * found * terms + cost.read * (left + right))
+        self.add(product_units("contract_groups", bits, found, terms, left + right))
 
     def column(self, rows: int, width: int) -> None:
         """Count integers of the data as a column."""
@@ -108,9 +104,9 @@ class Tally:
         """Count a sum that is rounded to binary32."""
         self.each(values, "add", "store", "load")
 
-    def through_weight(self, rows: int, outputs: int, inputs: int) -> None:
-        """Count the products of gradients with the columns of a frozen weight."""
+    def through_weight(self, rows: int, outputs: int, inputs: int, *bits: int) -> None:
+        """Count the products of gradients with the columns of a weight, which are integers already."""
         self.each(rows * outputs, "scale_columns")
         self.quantised(rows, rows * outputs)
         self.each(outputs * inputs, "transpose")
-        self.products(rows * outputs, outputs * inputs, rows * inputs, outputs)
+        self.products(rows * outputs, outputs * inputs, rows * inputs, outputs, *bits)

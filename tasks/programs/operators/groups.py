@@ -17,11 +17,12 @@ from tasks.programs.operators.rows import (
     check_column,
     check_terms,
     product_bounds,
+    product_units,
     products,
     scaled,
     sides,
 )
-from tasks.programs.operators.rules import expect, whole, work
+from tasks.programs.operators.rules import expect, whole
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["CONTRACT_GROUPS"]
@@ -29,10 +30,10 @@ __all__ = ["CONTRACT_GROUPS"]
 _ZERO: Final = Integers(0, 0)
 
 
-def _widths(attributes: Attributes) -> tuple[Width, Width]:
+def _widths(attributes: Attributes, terms: int) -> tuple[Width, Width]:
     if len(attributes) not in (2, 3):
         raise ProgramInvalid(f"{CONTRACT_GROUPS.name} takes 2 or 3 attributes, not {len(attributes)}")
-    return sides(CONTRACT_GROUPS.name, (attributes[0], *attributes[2:]))
+    return sides(CONTRACT_GROUPS.name, (attributes[0], *attributes[2:]), terms)
 
 
 class ContractGroups(Contract):
@@ -47,10 +48,10 @@ class ContractGroups(Contract):
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
-        _widths(attributes)
-        groups = attributes[1]
         expect(self.name, inputs, *(ElementType.INT64,) * (4 if len(inputs) == 4 else 3))
         left, right = inputs[:2]
+        _widths(attributes, left.columns)
+        groups = attributes[1]
         if left.columns != right.columns:
             raise ProgramInvalid(f"rows of {left.columns} and of {right.columns} values have no product")
         if groups < 1 or left.rows % groups or right.rows % groups:
@@ -64,16 +65,17 @@ class ContractGroups(Contract):
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         """See Operator."""
         left, right = inputs[:2]
-        return work(self.name, output, output.values * left.columns, left.values + right.values)
+        bits = (attributes[0], *attributes[2:])
+        return product_units(self.name, bits, output.values, left.columns, left.values + right.values)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
         given = [*inputs, _ZERO] if len(inputs) == 3 else inputs
-        return product_bounds(given, types[0].columns, _widths(attributes))
+        return product_bounds(given, types[0].columns, _widths(attributes, types[0].columns))
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        (one, other), groups = _widths(attributes), attributes[1]
+        (one, other), groups = _widths(attributes, inputs[0].shape[1]), attributes[1]
         left, right = (values.reshape(groups, -1, values.shape[1]) for values in inputs[:2])
         result = products(arrays, left, right, (one, other))
         result *= arrays.power_of_two(arrays.to_integers(inputs[2] - one.depth)).reshape(groups, -1, 1)
@@ -89,7 +91,7 @@ class ContractGroups(Contract):
     ) -> int:
         """See FoldOperator."""
         right = self._right(inputs, attributes, row, column)
-        return self.product(_widths(attributes), read(0, row, index), read(1, right, index))
+        return self.product(_widths(attributes, inputs[0].columns), read(0, row, index), read(1, right, index))
 
     def finish(
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
@@ -99,7 +101,7 @@ class ContractGroups(Contract):
         if len(inputs) == 4:
             right = self._right(inputs, attributes, row, column)
             exponent += whole(read(3, right, 0), EXPONENT_MIN, EXPONENT_MAX)
-        one, other = _widths(attributes)
+        one, other = _widths(attributes, inputs[0].columns)
         return scaled(total, exponent - one.depth - other.depth)
 
     def _right(self, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int) -> int:

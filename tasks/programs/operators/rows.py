@@ -16,20 +16,34 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Integers, Magnitudes, integers, magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import ByElements, Fold, canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import (
+    UNITS,
+    ByElements,
+    Fold,
+    canonical,
+    expect,
+    expect_attributes,
+    whole,
+    work,
+)
 from tasks.programs.tensors import ElementType, Number, TensorType
 
-__all__ = ["CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM",
-           "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column", "check_terms",
-           "product_bounds", "products", "scaled", "sides", "terms_at_once"]  # fmt: skip
+__all__ = ["BLOCK_TERMS_MIN", "CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT",
+           "ROW_MAXIMUM", "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column",
+           "check_terms", "product_bounds", "product_units", "products", "scaled", "sides",
+           "terms_at_once"]  # fmt: skip
 
 TERMS_MAX: Final = 1 << 20
-"""Terms of a product of rows or of a sum: 2^(40 + 20) fits 64 bits."""
+"""Terms of a sum, and of a product of rows whose widths leave room for them in 64 bits (``sides``)."""
+BLOCK_TERMS_MIN: Final = 128
+"""So many terms of a product binary64 has to hold exactly. With fewer, adding up blocks would take too long."""
 EXPONENT_MIN: Final = -120
 """Rows whose largest magnitude is below 2^-120 lose bits evenly. So squares of products stay normal numbers."""
 EXPONENT_MAX: Final = 500
 SUM_BITS: Final = 40
 _EXACT_BITS: Final = 53
+_ALIGNED: Final = 8
+"""Values of binary64 in 64 bytes: blocks of terms begin at such places."""
 
 
 class Width(NamedTuple):
@@ -195,13 +209,20 @@ def check_column(name: str, values: TensorType, exponents: TensorType) -> None:
         raise ProgramInvalid(f"{name} of {values.rows} rows takes one exponent for each")
 
 
-def sides(name: str, bits: Attributes) -> tuple[Width, Width]:
-    """Return the widths of both sides of a product, given one for both or two. Raises ProgramInvalid."""
+def sides(name: str, bits: Attributes, terms: int) -> tuple[Width, Width]:
+    """Return the widths of both sides of a product of ``terms`` terms, given one for both or two (market.md R150).
+
+    Raises ProgramInvalid where the sum may exceed 64 bits, or binary64 holds fewer than BLOCK_TERMS_MIN terms.
+    """
     if len(bits) not in (1, 2) or any(one not in CONTRACTED for one in bits):
         raise ProgramInvalid(f"{name} has widths of {', '.join(map(str, CONTRACTED))} bits, not {bits}")
     one, other = WIDTHS[bits[0]], WIDTHS[bits[-1]]
-    if one.limit * other.limit * TERMS_MAX > _SUM_MAX:
-        raise ProgramInvalid(f"{name} of {bits[0]} by {bits[-1]} bits has sums of more than 64 bits")
+    largest = one.limit * other.limit
+    if terms_at_once((one, other)) < BLOCK_TERMS_MIN:
+        raise ProgramInvalid(f"{name} of {bits[0]} by {bits[-1]} bits: too wide for exact blocks in binary64")
+    if largest * terms > _SUM_MAX:
+        most = min(_SUM_MAX // largest, TERMS_MAX)
+        raise ProgramInvalid(f"{name} of {bits[0]} by {bits[-1]} bits has {terms} terms, {most} are allowed")
     return one, other
 
 
@@ -222,8 +243,15 @@ def product_bounds(inputs: Sequence[Bounds], terms: int, widths: tuple[Width, Wi
 
 
 def terms_at_once(widths: tuple[Width, Width]) -> int:
-    """Return of how many terms a sum of products is exact as binary64."""
-    return (1 << _EXACT_BITS) // (widths[0].limit * widths[1].limit)
+    """Return how many terms of a product are summed in binary64: the sum is exact, whatever the integers."""
+    terms = (1 << _EXACT_BITS) // (widths[0].limit * widths[1].limit)
+    return terms - terms % _ALIGNED
+
+
+_AT_ONCE: Final = {
+    (one, other): terms_at_once((WIDTHS[one], WIDTHS[other])) for one in CONTRACTED for other in CONTRACTED
+}
+"""Nobody pays for a count of units that is refused, so it makes few calls of functions."""
 
 
 def products(arrays: Arrays, left: Array, right: Array, widths: tuple[Width, Width]) -> Array:
@@ -239,11 +267,24 @@ def products(arrays: Arrays, left: Array, right: Array, widths: tuple[Width, Wid
 
     if terms <= block:
         return product(slice(terms))
-    sums = 0
+    sums: Array = None
     for start in range(0, terms, block):
-        found = product(slice(start, start + block))
-        sums = sums + arrays.to_integers(found)
+        found = arrays.to_integers(product(slice(start, start + block)))
+        if start:
+            sums += found
+        else:
+            sums = found
     return arrays.to_doubles(sums)
+
+
+def product_units(name: str, bits: Attributes, found: int, terms: int, values: int) -> int:
+    """Return the work units of a product that gives ``found`` elements of ``terms`` terms and reads ``values``.
+
+    The units of an element are for each of its sums in binary64 (market.md R150).
+    """
+    cost = UNITS[name]
+    sums = found * -(-terms // _AT_ONCE[bits[0], bits[-1]])
+    return cost.call + cost.element * sums + cost.term * found * terms + cost.read * values
 
 
 class Contract(Fold):
@@ -257,9 +298,9 @@ class Contract(Fold):
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
-        sides(self.name, attributes)
         expect(self.name, inputs, *(ElementType.INT64,) * 4)
         left, right = inputs[:2]
+        sides(self.name, attributes, left.columns)
         if left.columns != right.columns:
             raise ProgramInvalid(f"rows of {left.columns} and of {right.columns} values have no product")
         check_terms(self.name, left.columns)
@@ -270,16 +311,16 @@ class Contract(Fold):
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         """See Operator."""
         left, right = inputs[:2]
-        return work(self.name, output, output.values * left.columns, left.values + right.values)
+        return product_units(self.name, attributes, output.values, left.columns, left.values + right.values)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
-        return product_bounds(inputs, types[0].columns, sides(self.name, attributes))
+        return product_bounds(inputs, types[0].columns, sides(self.name, attributes, types[0].columns))
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
         left, right, left_exponents, right_exponents = inputs
-        one, other = sides(self.name, attributes)
+        one, other = sides(self.name, attributes, left.shape[1])
         result = products(arrays, left, right, (one, other))
         result *= arrays.power_of_two(arrays.to_integers(left_exponents - one.depth))
         result *= arrays.power_of_two(arrays.to_integers(right_exponents - other.depth)).T
@@ -294,7 +335,8 @@ class Contract(Fold):
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
     ) -> int:
         """See FoldOperator."""
-        return self.product(sides(self.name, attributes), read(0, row, index), read(1, column, index))
+        widths = sides(self.name, attributes, inputs[0].columns)
+        return self.product(widths, read(0, row, index), read(1, column, index))
 
     def product(self, widths: tuple[Width, Width], left: Number, right: Number) -> int:
         """Return the product of two integers of these widths. Raises ElementUndefined."""
@@ -311,7 +353,7 @@ class Contract(Fold):
         """See FoldOperator."""
         left = whole(read(2, row, 0), EXPONENT_MIN, EXPONENT_MAX)
         right = whole(read(3, column, 0), EXPONENT_MIN, EXPONENT_MAX)
-        one, other = sides(self.name, attributes)
+        one, other = sides(self.name, attributes, inputs[0].columns)
         return scaled(total, left + right - one.depth - other.depth)
 
 

@@ -71,6 +71,25 @@ def test_a_liar_at_a_random_value_loses(served: bool, name: str) -> None:
             break
 
 
+@pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
+def test_a_lie_about_a_product_of_several_blocks_is_found(served: bool) -> None:
+    """Products with rows of A have 160 terms of 23 by 23 bits: two blocks of the kernel."""
+    made = tuning(replace(MODEL, width=160), MADE.rates, batch=2, rows=4, length=6, slots=4)
+    program = finetune_program(made.job, made.rates)
+    job = Job(program, SEED, made.state, made.data, 0, 2, made.model)
+    honest = job.run(ARRAYS)
+    number = next(
+        number for number, call in enumerate(program.calls, len(program.sources))
+        if call.operator == "contract" and call.attributes == (23,)
+        and program.types[call.inputs[0]].columns == 160
+    )  # fmt: skip
+    liar = lie(job, honest, ARRAYS, 0, number, Random(3), coarse=200.0)
+    assert liar.question.end != honest.end_record
+    played = play_out(liar.question, liar.witness, honest.witness(), served=served)
+    assert played.game.fold is not None and played.game.fold.terms == 160
+    assert played.game.ending is not None and played.game.ending.loser is Side.ACCUSED
+
+
 def _operators() -> list[tuple[str, str]]:
     """Return every operator, with a job whose program has it."""
     names = {call.operator: "evaluated" for call in LOOPED_PROGRAM.calls}

@@ -27,7 +27,7 @@ class Case(NamedTuple):
         )
 
 
-PRODUCT_WIDTHS = ((15,), (20,), (20, 15), (23, 15), (15, 23), (23, 20), (28, 15))
+PRODUCT_WIDTHS = ((15,), (20,), (20, 15), (23, 15), (15, 23), (23, 20), (23,), (28, 15), (28, 20))
 """Of both sides of a product, or of each."""
 seeds = st.integers(0, 2**32)
 sides = st.integers(1, 5)

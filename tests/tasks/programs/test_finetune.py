@@ -70,6 +70,22 @@ def test_gradients_are_those_of_plain_binary64(shape: LlamaShape, targets: tuple
     assert distance(gradients_of(made.job, after), wanted) <= ERROR_MAX
 
 
+WORST = (7, 4, 5)
+"""Seeds whose states are the worst of twelve: nearly certain softmaxes, with scores of up to 90."""
+
+
+@pytest.mark.parametrize("targets", [TARGETS[0], TARGETS[1]], ids="+".join)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_gradients_of_the_worst_states_are_those_of_plain_binary64(
+    shape: LlamaShape, targets: tuple[str, ...]
+) -> None:
+    """Twelve cases. With 20 bits in the heads the worst was off by 6.7e-4 (R151, decision 0140)."""
+    for seed in WORST:
+        made = tuning(shape, PLAIN, targets, batch=6, rows=6, seed=seed)
+        _, wanted = plain_gradients(made.job, weights_of(shape), made.adapters(), made_rows(made.job, seed))
+        assert distance(gradients_of(made.job, made.step(NUMPY)[1]), wanted) <= ERROR_MAX, seed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_plain_gradients_are_those_of_automatic_differentiation(shape: LlamaShape) -> None:

@@ -95,10 +95,10 @@ def test_units_and_calls_of_a_model_of_thirty_layers_are_known_without_its_progr
 
 @pytest.mark.parametrize("clip", [1, 1_000 * NANO])
 def test_as_many_matrices_as_may_be_clipped_together_stay_in_the_exact_range(clip: int) -> None:
-    """The widest sums of squares: the limit holds for all shapes."""
+    """The widest sums of squares: the limit holds for all shapes. Rows of A have 2^17 values at most (R150)."""
     layers, rest = divmod(CLIPPED_MAX, 2 * len(PROJECTIONS))
     assert rest == 0
-    model = LlamaShape(9, 1 << 20, layers, 1, 1, 2, 1 << 16, 32, 10_000, 1)
+    model = LlamaShape(9, 1 << 17, layers, 1, 1, 2, 1 << 16, 32, 10_000, 1)
     shape = FinetuneShape(model, 256, 1 << 16, PROJECTIONS, 1, 1, 1, 1, 1)
     rates = FinetuneRates(Rates(NANO, 0, 0, 1, NANO), "constant", 0, 1, clip)
     # Three layers pass and the whole program does: what its sum of squares may be is all that grows.
@@ -108,6 +108,8 @@ def test_as_many_matrices_as_may_be_clipped_together_stay_in_the_exact_range(cli
     for refused in (finetune_program, check_finetune):
         with pytest.raises(ProgramInvalid, match="clipped"):
             refused(more, rates)
+        with pytest.raises(ProgramInvalid, match="262144 terms, 132106 are allowed"):
+            refused(replace(shape, model=replace(model, layers=1, width=1 << 18)), rates)
 
 
 def test_a_program_of_too_many_calls_is_refused_without_it() -> None:

@@ -16,6 +16,7 @@ from tasks.programs.loop import Loop
 from tasks.programs.operators import Attributes, Context, FoldOperator
 from tasks.programs.operators.loops import FLAGS, NUMBERS
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, SUM_BITS, TERMS_MAX, WIDTHS
+from tasks.programs.operators.rules import UNITS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
@@ -250,13 +251,19 @@ def test_the_order_of_terms_changes_no_fold(case: Case, random: object) -> None:
     assert patterns([[found]]) == patterns([[fold.element(read, types, case.attributes, CONTEXT, row, column)]])
 
 
+def _terms_max(bits: tuple[int, ...]) -> int:
+    """How many of the largest products a signed integer of 64 bits holds, 2^20 at most."""
+    return min(((1 << 63) - 1) // (WIDTHS[bits[0]].limit * WIDTHS[bits[-1]].limit), TERMS_MAX)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("widths", PRODUCT_WIDTHS, ids=str)
 def test_the_largest_integers_over_the_longest_rows_are_summed_exactly(widths: tuple[int, ...], name: str) -> None:
-    """2^20 terms at all widths, and 49,152: a vocabulary."""
+    """As many terms as a width allows, 2^20 at most, and 49,152 where that is allowed: a vocabulary."""
     arrays, operator = engine(name), OPERATORS["contract"]
     one, other = WIDTHS[widths[0]], WIDTHS[widths[-1]]
-    for length in (49_152, TERMS_MAX - 3 if name == "contrary" and widths == (15,) else TERMS_MAX):
+    most = _terms_max(widths)
+    for length in (min(49_152, most), most - 3 if name == "contrary" and widths == (15,) else most):
         if name == "contrary":
             length //= 8  # it takes three terms at a time
         left, right = np.full((1, length), one.limit), np.full((1, length), -other.limit)
@@ -302,21 +309,61 @@ def test_twenty_three_bits_are_three_signed_bytes() -> None:
         assert abs(int(computed(OPERATORS["quantise"], NUMPY, [row, exponents], (23,))[0, 0])) <= limit
 
 
-@pytest.mark.parametrize("bits", [(28,), (23,), (28, 20), (20, 28), (28, 23), (40,), (15, 40)], ids=str)
-def test_widths_whose_sums_exceed_64_bits_are_refused(bits: tuple[int, ...]) -> None:
-    whole, column = TensorType(ElementType.INT64, 2, 3), TensorType(ElementType.INT64, 2, 1)
+def _shaped(bits: tuple[int, ...], terms: int) -> None:
+    """Check a product of rows of so many terms, alone and in groups. Raises ProgramInvalid."""
+    whole, column = TensorType(ElementType.INT64, 2, terms), TensorType(ElementType.INT64, 2, 1)
     for name, attributes in (("contract", bits), ("contract_groups", (bits[0], 1, *bits[1:]))):
+        OPERATORS[name].shape([whole, whole, column, column], attributes)
+
+
+@pytest.mark.parametrize("bits", [(28,), (28, 23), (23, 28), (40,), (15, 40)], ids=str)
+def test_widths_of_which_binary64_holds_few_terms_are_refused(bits: tuple[int, ...]) -> None:
+    for count in (1, 3):
         with pytest.raises(ProgramInvalid):
-            OPERATORS[name].shape([whole, whole, column, column], attributes)
+            _shaped(bits, count)
 
 
-def test_halves_are_rounded_to_even() -> None:
-    values = np.array([[2.0**14, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]])
-    row = Tensor(TensorType(ElementType.BINARY64, 1, 7), values, Magnitudes(-1, 14))
-    expected = [[16_384, 0, 2, 2, 0, -2, -2]]
-    case = Case(OPERATORS["quantise"], (row, _exponents(row, 15)), (15,))
-    assert computed(case.operator, NUMPY, case.inputs, (15,)).tolist() == expected
-    assert referred(case.operator, case.inputs, (15,)) == expected
+@pytest.mark.parametrize("bits", [*PRODUCT_WIDTHS, (20, 28)], ids=str)
+def test_a_product_has_as_many_terms_as_its_widths_leave_room_for(bits: tuple[int, ...]) -> None:
+    """R150. 2^17 of 23 by 23 bits: the context of today's longest small models."""
+    most = _terms_max(bits)
+    assert most >= 1 << 17 or bits in ((28, 20), (20, 28))
+    _shaped(bits, most)
+    with pytest.raises(ProgramInvalid, match="terms"):
+        _shaped(bits, most + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bits", [(23,), (28, 20)], ids=str)
+def test_products_of_several_blocks_are_those_of_the_reference(bits: tuple[int, ...], name: str) -> None:
+    """128 terms and more, up to four blocks: largest integers with the lowest and the highest exponents."""
+    limits = [WIDTHS[one].limit for one in bits]
+    ends = [Integers(EXPONENT_MIN, EXPONENT_MIN), Integers(EXPONENT_MAX - 60, EXPONENT_MAX - 60)]
+
+    @given(seeds, st.sampled_from((128, 129, 136, 256, 257, 385)), st.sampled_from(ends), st.booleans())
+    @settings(max_examples=25, deadline=None)
+    def check(seed: int, length: int, exponents: Integers, grouped: bool) -> None:
+        low, high = [-limit if seed % 2 else limit for limit in limits], limits
+        rows = [
+            whole_numbers(seed + at, 2, length, Integers(one, most))
+            for at, (one, most) in enumerate(((low[0], high[0]), (low[-1], high[-1])))
+        ]
+        inputs = (*rows, *(whole_numbers(seed, 2, 1, exponents) for _ in range(2)))
+        kind, attributes = ("contract_groups", (bits[0], 2, *bits[1:])) if grouped else ("contract", bits)
+        agree(Case(OPERATORS[kind], inputs, attributes), name)
+
+    check()
+
+
+def test_units_of_an_element_are_for_each_block_of_terms() -> None:
+    """23 by 23 bits have a block each 128 terms, 20 by 20 bits each 32,768."""
+    column = TensorType(ElementType.INT64, 2, 1)
+    for bits, length, blocks in ((23, 128, 1), (23, 129, 2), (23, 576, 5), (20, 576, 1), (15, 1 << 20, 1)):
+        whole = TensorType(ElementType.INT64, 2, length)
+        for name, attributes in (("contract", (bits,)), ("contract_groups", (bits, 1))):
+            types, cost = [whole, whole, column, column], UNITS[name]
+            found = OPERATORS[name].units(types, OPERATORS[name].shape(types, attributes), attributes)
+            assert found == cost.call + 4 * (cost.element * blocks + cost.term * length) + 4 * length * cost.read
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**-1030, -(2.0**-1074)])
