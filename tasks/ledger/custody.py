@@ -15,6 +15,7 @@ from billing.prices import Role, share_up, work_price
 from state.primitives.receipts import EventType
 from state.view.accounts import balance_of
 from tasks.custody.chunks import BlobCommitment, ChunkProof, check_chunk
+from tasks.custody.looks import LOOKS_AT_ONCE, look
 from tasks.errors import CustodyOff, CustodyRefused, NotYours, ProofMismatch, WrongPhase
 from tasks.ledger import reputation
 from tasks.ledger.custody_records import (
@@ -69,6 +70,7 @@ __all__ = [
     "hand_over_ms",
     "is_held_up",
     "on_custody_draw",
+    "output_reserve",
     "part_with",
     "reserve_for",
     "settle",
@@ -123,9 +125,14 @@ def _keeping_price(size: int, time_ms: int, price_per_gib_hour: int) -> int:
 
 
 def reserve_for(size: int, parameters: TaskParameters) -> int:
-    """Return what the custody of a blob costs at most: all copies, until the end of their time."""
+    """Return what keeping a blob costs at most: all copies, until the end of their time."""
     whole = _keeping_price(size, parameters.custody_ms, parameters.custody_price_per_gib_hour) + 1
     return parameters.custody_copies * max(parameters.custody_fee_min, whole)
+
+
+def output_reserve(size: int, parameters: TaskParameters) -> int:
+    """Return what the custody of an output costs at most: keeping it, and the answer as that ends (R157)."""
+    return reserve_for(size, parameters) + parameters.custody_fee_min
 
 
 def custody_budget(spec: JobSpec, parameters: TaskParameters) -> int:
@@ -134,7 +141,7 @@ def custody_budget(spec: JobSpec, parameters: TaskParameters) -> int:
 
 
 def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
-    return reserve_for(spec.state_limit_bytes, parameters)
+    return output_reserve(spec.state_limit_bytes, parameters)
 
 
 def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) -> None:
@@ -168,13 +175,14 @@ def terms_of(case: Case) -> Terms:
     return terms
 
 
-def reserve_more(case: Case, amount: int, *, live: int = 0, demands: int = 0) -> None:
+def reserve_more(case: Case, amount: int, *, live: int = 0, demands: int = 0, looks: int = 0) -> None:
     """Note that ``amount`` more is reserved (less, if negative) of what the requester has locked."""
     terms = terms_of(case)
     save_terms(
         case.state, case.record.id,
         terms._replace(
-            reserved=terms.reserved + amount, live=terms.live + live, demands=terms.demands + demands
+            reserved=terms.reserved + amount, live=terms.live + live, demands=terms.demands + demands,
+            looks=terms.looks + looks,
         ),
     )  # fmt: skip
 
@@ -570,8 +578,10 @@ def _serve(case: Case, record: CustodyRecord, asked: Demand, earner: bytes) -> N
     reserve_more(case, -asked.amount - asked.stake)
     keeper = record.holder(asked.holder)
     assert keeper is not None
-    record = record.with_holder(keeper._replace(asked=keeper.asked + 1))
-    save_custody(case.state, record._replace(demand=None), case.now)
+    record = record.with_holder(keeper._replace(asked=keeper.asked + 1))._replace(demand=None)
+    if record.phase is CustodyPhase.CLOSING:  # the end of the block settles it
+        record = record._replace(until_ms=case.now)
+    save_custody(case.state, record, case.now)
     case.scope.emit(CUSTODY_SERVED(record.task, record.window, asked.holder, int(asked.kind)))
 
 
@@ -681,8 +691,15 @@ def _pay_of(case: Case, record: CustodyRecord, holder: Holder) -> int:
     if holder.failed or not holder.bond:
         return 0
     by_time = _keeping_price(record.blob.size, case.now - holder.since_ms, terms_of(case).price_per_gib_hour)
-    share = record.reserve // max(case.parameters.custody_copies, record.tried - record.refused)
-    return min(share, max(case.parameters.custody_fee_min, by_time))
+    fee, reserve = case.parameters.custody_fee_min, record.reserve
+    if not record.is_input and record.phase is not CustodyPhase.CLOSING:
+        reserve = max(0, reserve - fee)  # for the answer as custody ends
+    return min(reserve // _paid_of(case, record), max(fee, by_time))
+
+
+def _paid_of(case: Case, record: CustodyRecord) -> int:
+    """Return among how many the reserve is shared: one that lost its part leaves it to the requester."""
+    return max(case.parameters.custody_copies, record.tried - record.refused)
 
 
 def settle(case: Case, record: CustodyRecord) -> None:
@@ -707,7 +724,7 @@ def settle(case: Case, record: CustodyRecord) -> None:
         )  # fmt: skip
     if record.is_input or case.window(record.window).phase == WindowPhase.FINAL:
         vault.refund(Pool.CUSTODY, payer, left, Purpose.UNSPENT, owner=payer, subject=record.window)
-    reserve_more(case, -record.reserve, live=-1)
+    reserve_more(case, -record.reserve, live=-1, looks=-(record.phase is CustodyPhase.CLOSING))
     forget_custody(state, record)
     case.scope.emit(CUSTODY_ENDED(record.task, record.window))
     if record.is_input:
@@ -731,7 +748,31 @@ def end(case: Case, number: int, sender: bytes) -> None:
     window = case.window(number)
     if record.phase is not CustodyPhase.KEPT or record.prover or window.phase != WindowPhase.FINAL:
         raise WrongPhase(window.phase.name.lower())
-    settle(case, record)
+    _close(case, record)
+
+
+def _close(case: Case, record: CustodyRecord) -> None:
+    """Settle a custody that is over; or ask a drawn custodian for a chunk before, whose answer its reserve pays.
+
+    The beacon is that of this block, which its leader alone can know. The answer takes nothing of what was earned.
+    """
+    record = _end_demand(case, record)
+    keepers = [one for one in record.holders if one.bond and not one.failed and not record.is_input]
+    pays = [_pay_of(case, record, one) for one in keepers]
+    seed = draw_seed(b"custody-end", case.scope.block.beacon, record.task, record.window)
+    found = look(seed, [(pay, one.bond) for pay, one in zip(pays, keepers, strict=True)])
+    if found is None or terms_of(case).looks >= LOOKS_AT_ONCE:
+        settle(case, record)
+        return
+    price = demand_price(record, DemandKind.CHUNK, case.scope.block.base_fee, case.parameters)
+    amount = min(price, record.reserve - _paid_of(case, record) * max(pays))
+    asked = Demand(
+        DemandKind.CHUNK, keepers[found[0]].address, amount, 0, case.scope.block.height,
+        found[1] % record.blob.chunks, b"", 0, case.now + case.parameters.custody_answer_ms, (),
+    )  # fmt: skip
+    reserve_more(case, 0, looks=1)
+    record = record._replace(phase=CustodyPhase.CLOSING, until_ms=0, reserve=record.reserve - amount)
+    save_custody(case.state, _asked(case, record, asked), case.now)
 
 
 def step_custody(case: Case, record: CustodyRecord) -> None:
@@ -742,12 +783,15 @@ def step_custody(case: Case, record: CustodyRecord) -> None:
     asked = record.demand
     if asked is not None and 0 < asked.deadline_ms <= case.now:
         record = _on_demand_due(case, record, asked)
+    if record.phase is CustodyPhase.CLOSING and record.demand is None:
+        settle(case, record)
+        return
     if 0 < record.step_ms <= case.now:
         record = _close_signing(case, record)
     if 0 < record.until_ms <= case.now:
         is_over = record.is_input or case.window(record.window).phase == WindowPhase.FINAL
         if is_over and record.demand is None:
-            settle(case, record)
+            _close(case, record)
             return
         record = record._replace(until_ms=case.now + hand_over_ms(record.blob.size, case.parameters))
     if record.phase is CustodyPhase.KEPT and not record.holders:

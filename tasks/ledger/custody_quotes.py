@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.amounts import format_amount
 from state.view import Reader
-from tasks.ledger.custody import GIB, HOUR_MS, custody_budget, reserve_for
+from tasks.ledger.custody import GIB, HOUR_MS, custody_budget, output_reserve, reserve_for
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRole, candidates, is_available
 from tasks.ledger.screening import Objection, side_costs
@@ -62,15 +62,17 @@ def custody_lines(
     copies, time_ms = parameters.custody_copies, parameters.custody_ms
     if not copies:
         return ()
-    blobs = [("output", spec.windows, spec.state_limit_bytes)]
+    size = spec.state_limit_bytes
+    blobs = [("output", spec.windows, size, output_reserve(size, parameters))]
     if keeps_input:
-        blobs.append(("input", 1, spec.inputs()[0].size_bytes))
+        size = spec.inputs()[0].size_bytes
+        blobs.append(("input", 1, size, reserve_for(size, parameters)))
     return tuple(
         CustodyLine(
             what, count, copies, size, time_ms, parameters.custody_price_per_gib_hour,
-            count * reserve_for(size, parameters),
+            count * each,
         )
-        for what, count, size in blobs
+        for what, count, size, each in blobs
     )  # fmt: skip
 
 

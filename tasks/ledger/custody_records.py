@@ -81,6 +81,8 @@ class CustodyPhase(IntEnum):
     """The window does not count: what is locked returns at the end of a block."""
     UNKEPT = 5
     """None of those that were drawn has signed: the window is void once what is open after it is settled."""
+    CLOSING = 6
+    """It is over, but a custodian that the beacon has drawn has to show a chunk before that is settled (R157)."""
 
 
 class DemandKind(IntEnum):
@@ -95,8 +97,8 @@ class DemandKind(IntEnum):
 class Terms(NamedTuple):
     """What the requester of a task asked for. ``reserved`` is locked for windows and demands that are not over.
 
-    ``live`` windows are in custody. ``each`` is what one of them may cost. ``price_per_gib_hour`` is the chain's
-    when the requester asked.
+    ``live`` windows are in custody, and ``looks`` of them are over but for a chunk that is asked for (R157).
+    ``each`` is what one of them may cost. ``price_per_gib_hour`` is the chain's when the requester asked.
     """
 
     key_root: bytes
@@ -107,6 +109,7 @@ class Terms(NamedTuple):
     reserved: int
     live: int
     demands: int
+    looks: int = 0
 
 
 class Holder(NamedTuple):
@@ -223,7 +226,7 @@ def find_terms(state: Reader, task: bytes) -> Terms | None:
 
 
 def _terms(value: Any) -> Terms:
-    terms = Terms(*items_of(value, bytes, *[int] * 7))
+    terms = Terms(*items_of(value, bytes, *[int] * 8))
     if len(terms.key_root) != HASH_BYTES:
         raise DecodeError("not terms of custody")
     return terms

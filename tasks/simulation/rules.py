@@ -455,6 +455,11 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             ),
         ),
         Absent(
+            "custody-looks", "no custodian has to show a chunk as custody ends",
+            aims=(Aim("idle custodian", _IDLE),),
+            patches=(Patch("tasks.custody.looks", "is_looked_at", _never),),
+        ),
+        Absent(
             "author-bond", "a worker's bond returns while its outputs are in custody",
             aims=(Aim("garbage custodian", {"way": "keeps"}),),
             patches=(Patch("tasks.ledger.progress", "custody_count", _nothing, is_alone=True),),

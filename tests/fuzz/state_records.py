@@ -200,7 +200,7 @@ def state_records(
         ),
         "terms of custody": StateRecord(
             lambda state: custody_records.save_terms(
-                state, TASK, custody_records.Terms(b"k" * 32, 1, 3, 10, 7, 21, 3, 1)
+                state, TASK, custody_records.Terms(b"k" * 32, 1, 3, 10, 7, 21, 3, 1, 2)
             ),
             lambda state: custody_records.find_terms(state, TASK),
             ("tasks.ledger.custody_records:find_terms", "tasks.ledger.custody_records:_terms"),

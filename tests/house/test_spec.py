@@ -54,7 +54,7 @@ from state.view.tables import Table
 from tasks import claims, proofs
 from tasks import spec as specification
 from tasks import trials as speed
-from tasks.custody import chunks, inputs, keys, shares
+from tasks.custody import chunks, inputs, keys, looks, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan, tuning_plan
 from tasks.executor.containers.egress import addresses, client_hello, proxy
@@ -294,6 +294,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "custodians_tried_max": custody_records.TRIED_MAX,
         "unkept_ms_max": custody.UNKEPT_MS_MAX,
         "receivers_max": custody_records.RECEIVERS_MAX,
+        "looks_at_once_max": looks.LOOKS_AT_ONCE,
+        "looks_min": looks.LOOKS_MIN,
+        "looks_safety": looks.LOOKS_SAFETY,
         "plain_chunks_max": inputs.PLAIN_CHUNKS_MAX,
         "custody_input_bytes_max": custody_records.INPUT_LIMIT_BYTES,
         "custody_record_bytes_max": custody_records.CUSTODY_LIMIT_BYTES,

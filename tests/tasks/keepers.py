@@ -206,6 +206,19 @@ class KeptWorld(World):
     def end(self, task: bytes, window: int, sender: bytes = REQUESTER) -> str | None:
         return self.send(sender, END_CUSTODY, [task, window])
 
+    def end_shown(self, task: bytes, window: int) -> int:
+        """End the custody of a window; if a custodian is drawn then, it shows its chunk (R157).
+
+        Return when that was.
+        """
+        assert self.end(task, window) is None
+        ended_ms = self.time_ms
+        if self.phase(task, window) is CustodyPhase.CLOSING:
+            self.keep()
+            self.block()
+        assert self.phase(task, window) is None
+        return ended_ms
+
     def phase(self, task: bytes, window: int) -> CustodyPhase | None:
         record = find_custody(self.state, task, window)
         return None if record is None else record.phase

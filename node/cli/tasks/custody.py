@@ -232,6 +232,8 @@ def _demandable(client: Client, record: Task, window: int | None) -> tuple[int, 
         what = "the data set is not" if window == INPUT_WINDOW else "no such output is"
         raise TransactionRefused(f"{what} in custody; nothing was sent")
     number, found = kept[-1]
+    if found.phase == "closing":
+        raise TransactionRefused(f"the custody of {told_of(number)} is over; nothing was sent")
     if found.phase != "kept" or not found.custodians:
         raise TransactionRefused(f"{told_of(number)} is not kept yet; nothing was sent")
     if found.demand is not None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from billing.escrow import Purpose, bill_lines
 from node.market.duties import DutyService
 from state.primitives.genesis import read_parameters
+from tasks.custody import looks
 from tasks.custody.keys import public_key_root
 from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_queries import outputs_kept
@@ -77,7 +79,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
-async def test_an_output_is_kept_demanded_delivered_and_paid(world: World) -> None:
+async def test_an_output_is_kept_demanded_delivered_and_paid(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(looks, "LOOKS_MIN", 1)  # the end of each custody is looked at (R157)
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
     market = KeptMarket(world, worker, verifier, *keepers)
@@ -112,7 +117,12 @@ async def test_an_output_is_kept_demanded_delivered_and_paid(world: World) -> No
         assert blobs is not None and blobs.kept_bytes() > blobs.kept_bytes([window.proof.output_blob])
         assert third.network.blobs is not None and third.network.blobs.is_complete(window.proof.output_blob)
         await market.send(END_CUSTODY, [market.task, 0])
-        assert find_custody(world.store, market.task, 0) is None
+        await world.mint_until(lambda: find_custody(world.store, market.task, 0) is None)
+        ends = [line for line in bill_lines(world.store, market.task) if line.purpose is Purpose.CUSTODY_PAY]
+        lost = [line for line in bill_lines(world.store, market.task) if line.purpose is Purpose.CUSTODY_LOST]
+        answers = [line for line in bill_lines(world.store, market.task) if line.purpose is Purpose.CUSTODY_DEMAND]
+        assert {line.party for line in ends} == set(holders) and not lost
+        assert answers[-1].party in holders and answers[-1].amount
         for keeper in keepers:
             assert keeper.network.blobs is not None
         nursery.cancel_scope.cancel()

@@ -196,7 +196,7 @@ def test_no_record_that_the_market_can_write_is_above_its_bound() -> None:
     )
     carriage._save_deposit(state, b"p" * 20, carriage.NO_DEPOSIT, carriage.Deposit(AMOUNT, AMOUNT, MS))
     custody_records.save_custody(state, largest_custody(), MS)
-    terms = custody_records.Terms(b"k" * 32, 64, MANY, AMOUNT, AMOUNT, AMOUNT, MANY, MANY)
+    terms = custody_records.Terms(b"k" * 32, 64, MANY, AMOUNT, AMOUNT, AMOUNT, MANY, MANY, MANY)
     custody_records.save_terms(state, b"t" * 32, terms)
     custody_records.count_hand_over(state, b"n" * 20, MANY, is_done=True)
     assert custody_records.find_terms(state, b"t" * 32) == terms

@@ -58,9 +58,10 @@ def lines(world: World, task: bytes, purpose: Purpose) -> list[Line]:
     return [line for line in queries.bill(world.state, task).lines if line.purpose == purpose]
 
 
-def pass_days(world: World, blocks: int = 30) -> None:
+def pass_days(world: KeptWorld, blocks: int = 30) -> None:
     for _ in range(blocks):
         world.block(60_000)
+        world.keep()
 
 
 # Terms
@@ -344,11 +345,11 @@ def test_custody_is_paid_by_bytes_and_time_up_to_what_was_locked() -> None:
     record = load_custody(world.state, task, 0)
     assert terms is not None and 3 * terms.each == custody_budget(spec(), parameters)
     world.block(60_000)
-    assert world.end(task, 0) is None
+    ended_ms = world.end_shown(task, 0)
     paid = [line for line in lines(world, task, Purpose.CUSTODY_PAY) if line.subject == 0]
     for line in paid:
         (holder,) = (one for one in record.holders if one.address == line.party)
-        held_ms = world.time_ms - holder.since_ms
+        held_ms = ended_ms - holder.since_ms
         assert line.amount == record.blob.size * held_ms * price // (3_600_000 << 30)
         assert KEPT.custody_fee_min < line.amount <= terms.each // 2
     pass_days(world)
@@ -364,7 +365,7 @@ def test_custody_ends_by_the_requesters_word_after_the_window_is_final_or_after_
         assert world.end(task, 0) == "wrong_phase"
     world.run_to(task, Phase.SETTLED)
     assert world.end(task, 0, sender=STRANGER) == "not_yours"
-    assert world.end(task, 0) is None
+    world.end_shown(task, 0)
     assert world.end(task, 0) == "custody_unknown"
     assert world.phase(task, 1) is CustodyPhase.KEPT
     pass_days(world)
@@ -381,7 +382,7 @@ def test_a_workers_bond_stays_until_its_outputs_are_in_custody_no_more() -> None
         world.block(60_000)  # far beyond bond_release_ms
     assert not [line for line in lines(world, task, Purpose.BOND_RETURN) if line.pool == Pool.BOND]
     for window in range(3):
-        assert world.end(task, window) is None
+        world.end_shown(task, window)
     world.block(60_000)
     world.block(60_000)
     (back,) = [line for line in lines(world, task, Purpose.BOND_RETURN) if line.pool == Pool.BOND]
@@ -402,7 +403,7 @@ def test_a_bond_of_a_worker_that_left_returns_with_the_end_of_its_custody() -> N
         return any(line.party == first and line.pool == Pool.BOND for line in back)
 
     assert not returned()
-    assert world.end(task, 0) is None
+    world.end_shown(task, 0)
     assert returned()
 
 

@@ -190,6 +190,7 @@ def test_many_custodians_of_a_result_share_what_is_locked_for_it() -> None:
         record = load_custody(world.state, task, 0)
         world.block(KEPT.custody_ms)
         for _ in range(3):
+            world.keep()
             world.block()
         paid = [line.amount for line in lines(world, task, Purpose.CUSTODY_PAY)]
         assert len(paid) == len([holder for holder in record.holders if holder.bond])
