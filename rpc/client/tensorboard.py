@@ -19,6 +19,8 @@ VERSION: Final = b"brain.Event:2"
 _POLYNOMIAL: Final = 0x82F63B78
 """CRC-32C (Castagnoli), reflected."""
 _MASK: Final = 0xA282EAD8
+_LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
+"""The largest number of a curve: a container may report any float64."""
 
 
 class Scalar(NamedTuple):
@@ -30,14 +32,14 @@ class Scalar(NamedTuple):
 
 
 def event_file(scalars: Iterable[Scalar]) -> bytes:
-    """Return the file of scalars in their order; numbers that are not finite are left out."""
+    """Return the file of scalars in their order; numbers that are not finite as float32 are left out."""
     events = [_event(0, _field(3, VERSION))]
     events += [
         _event(
             one.step, _field(5, _field(1, _field(1, one.tag.encode()) + b"\x15" + struct.pack("<f", one.value)))
         )
         for one in scalars
-        if math.isfinite(one.value)
+        if math.isfinite(one.value) and abs(one.value) <= _LARGEST
     ]
     return b"".join(map(_record, events))
 

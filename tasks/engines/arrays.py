@@ -42,7 +42,7 @@ class NumpyArrays:
 
     def content(self, values: Array, code: str) -> bytes:
         """See Arrays."""
-        return values.astype(f"<{code}").tobytes()  # type: ignore[no-any-return]
+        return values.astype(f"<{code}", copy=False).tobytes()  # type: ignore[no-any-return]
 
     def constant(self, value: float) -> Array:
         """See Arrays."""

@@ -16,9 +16,11 @@ from tasks.engines.pass_plan import PassPlan
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.tuning_plan import TuningPlan
 from tasks.programs.classifier import SCORED_ROWS
+from tasks.programs.generate import GenerateShape
 from tasks.programs.llama import Pass, llama_forward
 from tasks.programs.memory import WIDE, StepMemory, computation_memory, is_wide, step_memory
-from tasks.programs.program import SourceKind
+from tasks.programs.program import Computation, SourceKind
+from tasks.programs.sampling import row_computation, sampling_computation
 from tasks.spec import JobSpec
 
 __all__ = ["LIBRARY_BYTES", "Needs", "needs_of"]
@@ -88,7 +90,20 @@ def _memory_of(plan: _Plan, segment_steps: int) -> _Memory:
         if count > 1:
             found = llama_forward(shape.model, Pass(shape.batch, count, shape.places, adapter=shape.adapter))
             scores, calls = computation_memory(found, wide=wide).step, calls + len(found.calls)
+            drawing = _drawing_of(shape, count)
+            if drawing is not None:  # beside what the pass gives
+                given = sum(WIDE * found.types[number].values for number in found.results)
+                scores = max(scores, given + computation_memory(drawing, wide=wide).step)
+                calls += len(drawing.calls)
     return _Memory(step, state, frozen, calls, scores)
+
+
+def _drawing_of(shape: GenerateShape, count: int) -> Computation | None:
+    """Return what draws the tokens of ``count`` places after a pass over them, None where none are drawn."""
+    rows, vocabulary = shape.batch * count, shape.model.vocabulary
+    if shape.by_row is not None:
+        return row_computation(rows, vocabulary)
+    return None if shape.sampling is None else sampling_computation(shape.sampling, rows, vocabulary)
 
 
 def _process_bytes(spec: JobSpec, plan: _Plan, engine: str) -> int:

@@ -94,10 +94,6 @@ _Rule = Callable[[int, int], int]
 """Bytes beside the result, given those of the result and of the first input, both as binary64."""
 
 
-def _rows_of(result: int, first: int) -> int:
-    return first
-
-
 _RULES: Final[Mapping[str, _Rule]] = MappingProxyType({
     "quantise": lambda result, _: result,
     "rotate": lambda result, _: result,
@@ -106,6 +102,7 @@ _RULES: Final[Mapping[str, _Rule]] = MappingProxyType({
     "gather_groups": lambda result, _: result + result // 4,
     "select": lambda result, _: result // 8,
     "causal": lambda result, _: result // 8,
+    "since": lambda result, _: result // 8,
     "one_hot": lambda result, _: result // 8,
     "rotary": lambda result, _: 9 * result,
     "positions": lambda result, _: 3 * result,
@@ -124,6 +121,8 @@ _RULES: Final[Mapping[str, _Rule]] = MappingProxyType({
     "erf": lambda result, _: min(2 * PIECE_BYTES, 12 * result),
 })  # fmt: skip
 """Operators that need more than their result. Those of a few numbers are in ARRAY_BYTES."""
+_NUMBERED: Final = frozenset({"gather", "gather_groups", "scale_columns"})
+"""Operators that make integers of their second input, a column: it may be as large as their result."""
 _NONE: Final = frozenset({
     "add", "bound", "divide", "multiply", "subtract", "gather", "scale_columns", "place_rows", "split_heads",
     "join_heads", "transpose_groups", "load", "load_integers", "store_integers", "transpose",
@@ -139,11 +138,12 @@ def scratch_bytes(call: Call, kinds: Sequence[TensorType], output: TensorType, w
     if name in ("contract", "contract_groups"):
         return _product_bytes(name, kinds, output, widths, attributes)
     if name == "row_sum":
-        return 2 * min(first, WIDE * kinds[0].rows * _SUM_BLOCK) + 4 * result
-    rule = _RULES.get(name)
+        is_whole = kinds[0].columns <= _SUM_BLOCK  # else the block before is held until this one is made
+        return (2 * first if is_whole else 3 * WIDE * kinds[0].rows * _SUM_BLOCK) + 4 * result
+    column, rule = WIDE * kinds[1].rows if name in _NUMBERED else 0, _RULES.get(name)
     if rule is not None:
-        return rule(result, first)
-    return 0 if name in _NONE else _COLUMNS * result
+        return rule(result, first) + column
+    return column if name in _NONE else _COLUMNS * result
 
 
 def _product_bytes(

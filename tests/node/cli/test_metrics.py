@@ -112,3 +112,11 @@ def test_losses_are_an_event_file_that_tensorboard_reads() -> None:
         + b"\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0aloss/train\x15"
         + struct.pack("<f", 0.5),
     ]
+
+
+@pytest.mark.parametrize("value", [1e39, -1e300, 3.4028235677973366e38, math.inf])
+def test_a_number_that_a_container_reports_may_be_too_large_for_tensorboard(value: float) -> None:
+    """Attack: a container reports any float64, and its requester's command ended with a traceback."""
+    assert event_file([Scalar("load", 1, value)]) == event_file([])
+    largest = (2.0 - 2.0**-23) * 2.0**127
+    assert event_file([Scalar("load", 1, largest)]).count(struct.pack("<f", largest)) == 1
