@@ -175,7 +175,7 @@ def demand(
 def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
     """Search another worker for a paused task.
 
-    The task continues from its last final window. A machine with failures that lost the task is never
+    The task continues from its last final window. A machine that left it and ever had a failure is never
     assigned again. Other machines that left are asked again, but not for a container. If none takes the
     task, it pauses again. The command warns about this before you pay the fee.
 
@@ -220,7 +220,7 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
     """Return why a machine is not offered a task before ``until_ms``; empty if it may be."""
     is_asked_again = record["reason"] == "no_replacement" and record["spec"]["kind"] != "container"
     has_left = node["address"].lower() in {address.lower() for address in record["excluded"]}
-    if has_left and (node["failures"] or not is_asked_again):
+    if has_left and (node["bad"] or not is_asked_again):
         return "lost or left this task"
     if node["status"] != "active":
         return str(node["status"])

@@ -381,7 +381,7 @@ def test_custody_that_costs_more_than_the_work_is_refused_where_it_is_asked_for(
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     return {
         "address": address, "roles": ["compute"], "status": "active", "price_per_tera_unit": "100",
-        "cool_down_until_ms": 0, "match_from_ms": 0, "failures": int(address == LOST),
+        "cool_down_until_ms": 0, "match_from_ms": 0, "bad": int(address == LOST),
     } | fields  # fmt: skip
 
 
@@ -389,7 +389,7 @@ def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     ("machines", "told"),
     [
         ((machine(LOST), machine()), ""),
-        ((machine(LOST, failures=0),), ""),
+        ((machine(LOST, bad=0),), ""),
         ((machine(cool_down_until_ms=NOW_MS + REPLACE_MS),), ""),
         ((machine(LOST),), "of 1 machine for compute none will take this task (1 lost or left this task"),
         ((), "of 0 machines"),

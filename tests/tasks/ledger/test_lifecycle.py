@@ -32,6 +32,7 @@ from tasks.ledger.lifecycle import (
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_spec_bytes, load_window
 from tasks.ledger.registry import NodeRole, require_node
+from tasks.ledger.reputation import mark_success
 from tasks.ledger.settlement import budget_of, preparation_units
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
@@ -251,8 +252,12 @@ def test_n20_a_machine_that_turned_a_task_down_has_it_again_if_no_other_is_left(
     record = world.run_to(task, Phase.PAUSED)
     assert (record.reason, set(record.excluded)) == (Reason.NO_REPLACEMENT, {late, shy})
     world.machines[shy] = HONEST
+    mark_success(  # of another task
+        world.state, late, WORTH, world.context().steady_ms, world.parameters, is_worker=False
+    )
+    assert require_node(world.state, late).failures == 0
     assert world.send(REQUESTER, RESUME_TASK, [task]) is None
-    assert world.task(task).excluded == (late,), "who was late stays away"
+    assert world.task(task).excluded == (late,), "who was late stays away, whatever it did elsewhere since"
     assert world.run_to(task, Phase.SETTLED).worker == shy
 
 
