@@ -66,7 +66,7 @@ class TorchArrays:
 
     def content(self, values: Array, code: str) -> bytes:
         """See Arrays."""
-        return values.cpu().numpy().astype(f"<{code}").tobytes()  # type: ignore[no-any-return]
+        return values.cpu().numpy().astype(f"<{code}", copy=False).tobytes()  # type: ignore[no-any-return]
 
     def constant(self, value: float) -> Array:
         """See Arrays."""

@@ -25,8 +25,8 @@ from tasks.spec import JobSpec
 
 __all__ = ["LIBRARY_BYTES", "Needs", "needs_of"]
 
-LIBRARY_BYTES: Final = {"numpy": 46 << 20, "torch": 300 << 20}
-"""Of a job's process before it knows its job: interpreter and libraries, as measured."""
+LIBRARY_BYTES: Final = {"numpy": 46 << 20, "torch": 550 << 20}
+"""Of a job's process before it knows its job: interpreter and libraries, as measured without a card."""
 HEAP_PART: Final = 5
 """A part of the small arrays of a step, one in so many, that the allocator needs beside them: as measured."""
 CALL_BYTES: Final = 1_400
@@ -117,7 +117,7 @@ def _process_bytes(spec: JobSpec, plan: _Plan, engine: str) -> int:
     memory, sent = _memory_of(plan, spec.schedule.segment_steps), plan.state_limit_bytes
     held = memory.step.sources
     if engine == "torch" or not model:  # the contents are copied to the device
-        loaded = held + model
+        loaded = held + model + (model if memory.frozen > model else 0)  # in 16 bits beside what is expanded
     else:  # arrays of the stored form read the contents
         loaded = held + (model if memory.frozen > model else 0)
     most = max(
