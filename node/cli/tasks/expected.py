@@ -37,7 +37,8 @@ def expected_of(job: JobSpec, quoted: TaskQuote) -> Expected | None:
 
     The price is what the last call paid for such jobs in the mean, or else the lowest ask of a machine that could
     do it. A window pays for its audit what that costs on average (R31), with a worker that has a record and the
-    least bond.
+    least bond, by the default parameters of audits. A quote does not name those of its chain: where ``audit_bps``
+    is above 0 more is paid, up to the whole of ``verification``.
     """
     asked = quoted.calls[-1].mean if quoted.calls else int(quoted.document["machines"].get("least_price") or 0)
     if not asked or not quoted.limit or job.is_quorum:
