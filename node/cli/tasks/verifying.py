@@ -24,7 +24,11 @@ def _may(node: Mapping[str, Any], chosen: Verifiers) -> bool:
 
 
 def told_verifiers(chosen: Verifiers, machines: int) -> dict[str, str]:
-    """Return who may verify, and who then reads a private job."""
+    """Return who may verify, and who then reads a private job.
+
+    ``machines`` counts those of the requester and of the worker too: no account is needed for a quote, and who
+    works is not known yet. They are never drawn (market.md 6.3), and the words say so.
+    """
     if chosen.names:
         who = f"{counted(machines, 'machine')} of the accounts that you name"
     elif chosen.bond_min:
@@ -32,10 +36,11 @@ def told_verifiers(chosen: Verifiers, machines: int) -> dict[str, str]:
     else:
         who = f"any of {counted(machines, 'machine')}"
     told = {
-        "who may verify": who,
+        "who may verify": f"{who}; none of your own, and none of its worker's",
         "who reads a private job": f"its worker, and those of {counted(machines, 'machine')} that are drawn; "
         "others only if the worker gives no answer or data is said to be missing",
     }
     if chosen.is_chosen:
-        told["if none of them answers"] = "windows are paid unchecked; nothing of the job counts for a reputation"
+        case = "if none of them answers" if machines else "as there is none now"
+        told[case] = "windows are paid unchecked; nothing of the job counts for a reputation"
     return told

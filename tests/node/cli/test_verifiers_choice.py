@@ -92,4 +92,6 @@ def test_the_quote_says_who_may_verify_and_how_many_read(chosen: Verifiers, coun
     assert count_verifiers(nodes, chosen) == count
     lines = told_verifiers(chosen, count)
     assert told in lines["who may verify"] and f" {count} machine" in lines["who reads a private job"]
-    assert ("if none of them answers" in lines) == chosen.is_chosen
+    assert "none of your own" in lines["who may verify"]
+    assert ("if none of them answers" in lines) == (chosen.is_chosen and count > 0)
+    assert ("as there is none now" in lines) == (chosen.is_chosen and not count)
