@@ -71,9 +71,11 @@ class Facts:
     container_gpus_asked: int = 0
     """GPUs that the options lend to containers."""
     container_has_gpus: bool = False
-    container_registry: str = ""
-    container_registry_lack: str = ""
     """The engine has a runtime for GPUs."""
+    container_registry: str = ""
+    """Where images from files are pushed; empty: nowhere."""
+    container_registry_lack: str = ""
+    """Why that registry takes none."""
     disk_mib_per_s: int = 0
     """How fast the disk of the home takes what is written and synced; 0: not measured."""
     link_mbit_per_s: int = 0

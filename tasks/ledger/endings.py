@@ -10,7 +10,7 @@ from tasks.ledger.audits import SURE
 from tasks.ledger.claims import uphold_divergence
 from tasks.ledger.custody import drop_custody, is_held_up
 from tasks.ledger.deadlines import Draw, schedule_draw
-from tasks.ledger.disputes import DisputeRecord, load_docket
+from tasks.ledger.disputes import DisputeRecord, load_docket, save_docket
 from tasks.ledger.dockets import drop_disputes
 from tasks.ledger.lifecycle import Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
@@ -149,9 +149,12 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
 def let_pass(case: Case, window: WindowRecord, event: WindowEvent) -> None:
     """Accept a window that those did not check whom its requester has chosen (R168).
 
-    They may be the requester's friends: their silence shall not take the pay of work that was done.
+    They may be the requester's friends: their silence shall not take the pay of work that was done. Outsiders have
+    the time of challenges from now on: it may have ended while the verdicts that fell were played for.
     """
     dismiss(case, window, window.verifiers)
+    docket = load_docket(case.state, window.task, window.number)
+    save_docket(case.state, window.task, window.number, docket._replace(until_ms=0, extended=0))
     case.put_window(window._replace(chance=0, sampled=(), verifiers=(), opened=(), missed=()))
     accept(case, case.window(window.number), Reason.NO_VERIFIER, event)
 

@@ -13,7 +13,9 @@ from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.kinds.verifiers import BOND_MAX, NAMES_MAX, Verifiers
 from tasks.ledger import queries
-from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.disputes import load_docket, save_docket
+from tasks.ledger.endings import final_at, let_pass
+from tasks.ledger.lifecycle import Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
@@ -174,6 +176,18 @@ def test_n84_friends_that_verify_each_other_have_no_record_by_it() -> None:
     task = world.create()  # what anybody may verify counts
     world.run_to(task, Phase.SETTLED)
     assert node_of(world, worker).good > before[0].good
+
+
+def test_n83_outsiders_have_the_whole_time_of_challenges_after_chosen_verifiers_fell() -> None:
+    """R168: it begins when the window passes, also if it had begun before and is over."""
+    world, _, checking = market(6, Manners(silent=frozenset({Action.OPEN})))
+    task = world.create(job(Verifiers(0, tuple(sorted(checking)))))
+    world.run(task, until=lambda _: task_has_verdicts(world, task))
+    case = Case.load(Scope(Overlay(world.state), world.context(), lambda _event: None, SURE), task)
+    docket = load_docket(case.state, task, 0)
+    save_docket(case.state, task, 0, docket._replace(until_ms=case.now - 1))
+    let_pass(case, case.window(0), WindowEvent.AGREE)
+    assert case.window(0).deadline_ms == final_at(case, case.window(0)) > case.now + 1
 
 
 @pytest.mark.parametrize("is_chosen", [False, True])
