@@ -37,11 +37,11 @@ def _once(shape: GenerateShape, layers: LayersTally) -> Tally:
     if shape.by_row is not None:
         found.each(batch, *["gather", "load_integers"] * 3)
         found.each(batch * KEY_COLUMNS, "gather", "load_integers")
-        count_sampling_by_row(found, batch, model.vocabulary)
+        count_sampling_by_row(found, batch, model.vocabulary, layers.numbers)
     elif shape.sampling is None:
         found.fold("find", batch, batch * model.vocabulary)
     else:
-        count_sampling(found, shape.sampling, batch, model.vocabulary, constants)
+        count_sampling(found, shape.sampling, batch, model.vocabulary, constants, layers.numbers)
     found.each(1, *["scalar"] * len(constants), "step_place")
     if shape.rows * shape.places > 1:  # otherwise both are one place
         found.each(1, "step_place")

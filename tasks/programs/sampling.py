@@ -108,12 +108,12 @@ def _count_raised(found: Tally, fold: str, rows: int, values: int) -> None:
         found.each(rows, "raise_threshold")
 
 
-def count_sampling_by_row(found: Tally, rows: int, vocabulary: int) -> None:
-    """Count the calls of ``sampled_by_row``."""
+def count_sampling_by_row(found: Tally, rows: int, vocabulary: int, numbers: set[int]) -> None:
+    """Count the calls of ``sampled_by_row``; ``numbers`` are calls that were counted already."""
     values = rows * vocabulary
     found.each(values, "subtract", "temper", "exp")
     found.quantised(rows, values)
-    found.each(0, "number")
+    found.each(0, *["number"] * len({0} - numbers))
     _count_raised(found, "count_from", rows, values)
     found.fold("sum_from", rows, values)
     found.each(rows, "share_by")
@@ -124,17 +124,21 @@ def count_sampling_by_row(found: Tally, rows: int, vocabulary: int) -> None:
     found.fold("first_above", rows, values)
 
 
-def count_sampling(found: Tally, how: Sampling, rows: int, vocabulary: int, constants: set[float]) -> None:
-    """Count the calls of ``sampled``. A constant that it needs goes to ``constants``, which the caller counts."""
+def count_sampling(
+    found: Tally, how: Sampling, rows: int, vocabulary: int, constants: set[float], numbers: set[int]
+) -> None:  # fmt: skip
+    """Count the calls of ``sampled``. A constant that it needs goes to ``constants``, which the caller counts.
+
+    ``numbers`` are calls that were counted already.
+    """
     values = rows * vocabulary
     found.each(values, "subtract", "exp")
     if how.temperature != NANO:
         constants.add(how.temperature / NANO)
         found.each(values, "divide")
     found.quantised(rows, values)
-    found.each(0, "number")
+    found.each(0, *["number"] * len({0, how.top_k} - numbers))
     if how.top_k:
-        found.each(0, "number")
         _count_raised(found, "count_from", rows, values)
     if how.top_p < NANO:
         found.fold("sum_from", rows, values)

@@ -378,7 +378,8 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "folder of a trained model", Target(
         lambda data: check_model_folder(TRAINED_FOLDER | {"model.safetensors": data}),
-        (TRAINED_FOLDER["model.safetensors"],), ("tasks.models.trained:check_model_folder",),
+        (TRAINED_FOLDER["model.safetensors"],),
+        ("tasks.models.trained:check_model_folder", "tasks.models.trained:_parameters"),
         (FolderInvalid,), memory=160,
     )  # fmt: skip
     yield "folder of adapters", Target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_any_change_gives_a_model_or_a_typed_error(changes: list[tuple[int, int]
         ({"general.architecture": "mamba"}, "architecture 'mamba'"),
         ({"llama.rope.scaling.type": "yarn"}, "scaling 'yarn'"),
         ({"llama.rope.dimension_count": 4}, "dimension_count"),
-        ({"llama.rope.freq_base": 10_000.5}, "rotary base 0"),
+        ({"llama.rope.freq_base": 10_000.5}, "rotary base 0: a whole number"),
         ({"llama.rope.freq_base": 5}, "no positive number"),
         ({"llama.block_count": 3}, "blk.2"),
         ({"llama.block_count": 1}, "blk.1"),
@@ -134,3 +135,11 @@ def test_n11_weights_beyond_the_range_are_refused(name: str, value: float) -> No
 def test_own_heads_and_biases_are_found() -> None:
     model = model_from_gguf(read_gguf(gguf(settings_of(BIASED, "qwen2"), tensors_of(BIASED, "qwen2"))))
     assert model.shape == BIASED
+
+
+def test_a_llama_with_a_broken_rotary_base_is_no_gpt2() -> None:
+    """With as many key heads as heads, and heads as wide as the model, a base of 0 would be one (R154)."""
+    shape = replace(TINY, heads=3, key_heads=3)
+    settings = settings_of(shape) | {"llama.rope.freq_base": 10_000.5}
+    with pytest.raises(ModelUnsupported, match="rotary base 0"):
+        model_from_gguf(read_gguf(gguf(settings, tensors_of(shape))))
