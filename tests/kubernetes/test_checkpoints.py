@@ -94,7 +94,8 @@ n=0; while :; do n=$((n+1)); put a; put b; sleep 1; done
     with trio.fail_after(120):
         while len(times) < 3:
             began = trio.current_time()
-            held = await _stored(backend, request, packed)
+            await backend.snapshot(TASK, request, str(packed))
+            held = _held(packed)
             if len(held.get("large", b"")) == 24 << 20 and "b" in held:
                 times.append(trio.current_time() - began)
                 assert int(held["a"]) - int(held["b"]) in (0, 1), "of two moments"

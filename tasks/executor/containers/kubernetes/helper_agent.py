@@ -187,7 +187,7 @@ def processes() -> int:
 def end_others(why: str) -> None:
     """End all processes of this user but this one, at once: none can make another one meanwhile."""
     try:
-        with open(WHY, "x", encoding="ascii") as file:
+        with open(WHY, "x", encoding="utf-8") as file:
             file.write(why)
     except OSError:  # it was written before, or its folder is full
         pass

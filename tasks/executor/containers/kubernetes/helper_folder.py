@@ -125,7 +125,7 @@ def snapshot(root: str, copy: str, room_max: int, target: int, wipes: bool) -> i
 
 def copy_changed(root: str, copy: str, index: str, marks: set[str], alive: Alive) -> bool:
     """Copy the files that no earlier pass has copied, and list all; tell whether they are those of ``marks``."""
-    with open(os.path.join(copy, index), "w", encoding="ascii") as listed:
+    with open(os.path.join(copy, index), "w", encoding="utf-8") as listed:
         for name, found in members(root):
             kind, said = "left out", ""
             if stat.S_ISDIR(found.st_mode):
@@ -208,7 +208,7 @@ def rest(copy: str, name: str, offset: int, target: int) -> int:
     tail = Tail(target, name, offset)
     try:
         with (
-            open(os.path.join(copy, INDEX + name), encoding="ascii") as listed,
+            open(os.path.join(copy, INDEX + name), encoding="utf-8") as listed,
             tarfile.open(
                 fileobj=tail,
                 mode="w|",
