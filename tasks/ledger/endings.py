@@ -28,7 +28,7 @@ from tasks.ledger.settlement import (
 from tasks.ledger.stakes import burn_rest
 
 __all__ = [
-    "accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "let_pass", "reject", "void_from",
+    "accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "let_pass", "may_pass", "reject", "void_from",
     "void_unkept",
 ]  # fmt: skip
 
@@ -144,6 +144,14 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
     workers = void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
     give_up_idle(case, workers)
     wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
+
+
+def may_pass(case: Case, window: WindowRecord) -> bool:
+    """Tell whether a window is accepted that nobody has checked: verifiers are chosen, and it ends nothing (R168).
+
+    A claim of divergence ends its task and is paid, so none is upheld that nobody has checked (R34).
+    """
+    return case.spec.verifiers.is_chosen and window.proof.diverged is None
 
 
 def let_pass(case: Case, window: WindowRecord, event: WindowEvent) -> None:

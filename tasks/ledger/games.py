@@ -50,7 +50,7 @@ from tasks.ledger.dockets import (
     silent_disputes,
     tell,
 )
-from tasks.ledger.endings import accept, fail_unchecked, final_at, let_pass, reject
+from tasks.ledger.endings import accept, fail_unchecked, final_at, let_pass, may_pass, reject
 from tasks.ledger.lifecycle import LIVE_WINDOW, NEXT_WINDOW_PHASE, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Opened, Seat, WindowRecord
@@ -188,7 +188,7 @@ def _recheck(case: Case, window: WindowRecord) -> None:
     """
     draws = window.draws + 1
     if draws >= case.parameters.draws_max:
-        if case.spec.verifiers.is_chosen:
+        if may_pass(case, window):
             let_pass(case, window, WindowEvent.AGREE)
         else:
             fail_unchecked(case, window)

@@ -20,7 +20,7 @@ from tasks.ledger.audits import CHECK_GAS, SURE, is_hit, samples_of
 from tasks.ledger.capacity import count_decline, has_room, owe
 from tasks.ledger.deadlines import Draw, schedule_draw
 from tasks.ledger.disputes import load_docket
-from tasks.ledger.endings import accept, fail_unchecked, let_pass
+from tasks.ledger.endings import accept, fail_unchecked, let_pass, may_pass
 from tasks.ledger.games import (
     go_on,
     settle_ended,
@@ -356,7 +356,7 @@ def redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
         window = case.window(window.number)
         if window.phase == WindowPhase.VOID:
             return
-        if case.spec.verifiers.is_chosen:
+        if may_pass(case, window):
             let_pass(case, window, WindowEvent.PASS)
             _go_on_passed(case, window, Reason.NO_VERIFIER)
         else:

@@ -11,6 +11,7 @@ from billing.escrow import Purpose, escrow_totals
 from billing.prices import work_price
 from state.primitives.codec import decode, encode
 from state.view.accounts import balance_of
+from tasks.kinds.verifiers import Verifiers
 from tasks.ledger import queries
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import CLAIM_DIVERGED
@@ -336,9 +337,10 @@ def test_a_proof_with_a_claim_is_not_submitted_and_one_without_is_not_claimed() 
     assert world.send(worker, CLAIM_DIVERGED, [window_proof_to_value(plain)]) == "proof_mismatch"
 
 
-def test_a_claim_that_nobody_can_check_ends_the_task_without_blame() -> None:
-    world = market(TRUE, Manners(silent=frozenset({Action.SEAL})), parameters=replace(TWO, draws_max=1))
-    task = claimed(world)
+@pytest.mark.parametrize("chosen", [Verifiers(), Verifiers(0, (REQUESTER,))])
+def test_a_claim_that_nobody_can_check_ends_the_task_without_blame(chosen: Verifiers) -> None:
+    world = market(FORGER, Manners(silent=frozenset({Action.SEAL})), parameters=replace(TWO, draws_max=1))
+    task = claimed(world, diverging().changed(verifiers=chosen))
     record = world.run_to(task, Phase.FAILED, blocks=800)
     assert record.reason is Reason.NO_VERIFIER
     assert load_window(world.state, task, 0).phase is WindowPhase.VOID
