@@ -28,8 +28,8 @@ from tasks.ledger.settlement import (
 from tasks.ledger.stakes import burn_rest
 
 __all__ = [
-    "accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "let_pass", "may_pass", "reject", "void_from",
-    "void_unkept",
+    "accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "let_pass", "may_pass", "reject",
+    "void_from", "void_unkept",
 ]  # fmt: skip
 
 _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING, Reason.NOT_KEPT)

@@ -43,6 +43,7 @@ def test_the_first_sample_is_good(name: str) -> None:
     assert read(name, target, target.samples[0]) == (name != "sealed record")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_bytes_raise_typed_errors_only(name: str) -> None:
     target = TARGETS[name]
@@ -55,6 +56,7 @@ def test_changed_bytes_raise_typed_errors_only(name: str) -> None:
             pool.append(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_is_bounded_by_the_size_of_the_input(name: str) -> None:
     target = TARGETS[name]

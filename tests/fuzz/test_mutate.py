@@ -35,6 +35,7 @@ def test_every_item_of_cbor_is_found_where_it_lies(value: Any) -> None:
             assert data[item.start : item.end] == cbor2.dumps(cbor2.loads(data[item.start : item.end]))
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
 def test_every_value_of_json_is_found_where_it_lies(value: Any) -> None:
     data = json.dumps([value], indent=1).encode()

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.fuzz.decoders import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -299,11 +301,13 @@ def all_functions() -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_decoder_is_a_target_or_has_a_reason_not_to_be() -> None:
     covered = {name for target in TARGETS.values() for name in target.covers}
     assert decoders() - covered - set(EXEMPT) == set()
 
 
+@pytest.mark.slow
 def test_nothing_stale_is_named() -> None:
     named = {name for target in TARGETS.values() for name in target.covers} | set(EXEMPT)
     assert named - all_functions() == set()

@@ -193,6 +193,7 @@ class Everything(Chaos):
                 return TRANSFER_KIND, [draw.choice(KEYS).address, draw.choice([0, 1, 2**90, 2**100])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_no_history_of_everything_makes_or_loses_money_or_stops_the_chain(part: int) -> None:
     seen: Counter[str] = Counter()

@@ -17,6 +17,7 @@ SERVERS = {"uvicorn", "uvloop", "httptools", "websockets", "fastapi"}
 LEAN = SERVERS | {"numpy", "trio", "plyvel", "structlog", "p2p", "consensus"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

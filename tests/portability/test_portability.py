@@ -23,6 +23,7 @@ def test_completions_and_roots_are_the_same_whatever_runs_beside_them() -> None:
     assert ran == len(QUICK) and not wrong
 
 
+@pytest.mark.slow
 def test_a_difference_is_found() -> None:
     found = run(QUICK[0], wanted(prompts=1, new_tokens=2))
     assert "completion_0" in found and "contract_20" in found and "finetune_6" in found

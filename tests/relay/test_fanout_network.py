@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
+import pytest
 import trio
 
 from p2p.base.endpoint import Endpoint
@@ -125,6 +126,7 @@ async def test_one_upload_through_a_relay_reaches_all(start_relay: Callable[...,
             assert home.heard.statistics().current_buffer_used == 0, "exactly once"
 
 
+@pytest.mark.slow
 async def test_a_relay_killed_in_the_middle_costs_nobody_the_message(
     start_relay: Callable[..., DaemonProcess],
 ) -> None:
@@ -162,6 +164,7 @@ async def test_little_goes_to_each_as_it_is() -> None:
         assert all_homes[0].count("swaps") >= 1
 
 
+@pytest.mark.slow
 async def test_homes_that_listen_nowhere_reach_each_other_through_the_relay_that_lives(
     start_relay: Callable[..., DaemonProcess],
 ) -> None:

@@ -72,6 +72,7 @@ def homes() -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_two_firewalled_homes_talk_through_the_relay_between_them(
     homes: None, start_relay: Callable[..., DaemonProcess]
 ) -> None:

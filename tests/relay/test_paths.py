@@ -51,6 +51,7 @@ async def talk(alice: Node, bob: Node, way: Endpoint) -> tuple[Sealed, Sealed]:
     return out, back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 async def test_a_circuit_passes_several_relays(start_relay: StartRelay, count: int) -> None:
     relays = [start_relay(name=f"relay {n}") for n in range(count)]

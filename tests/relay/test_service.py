@@ -161,6 +161,7 @@ async def test_a_dead_sender_is_noticed_though_its_reader_stands_still(start_rel
         await unread.aclose()
 
 
+@pytest.mark.slow
 async def test_of_many_relays_some_are_chosen_and_a_bad_one_is_left(start_relay: StartRelay) -> None:
     relays = [start_relay(name=f"relay {n}") for n in range(4)]
     options = RelayClientOptions(reservations=2, backoff_s_min=0.01, choose_s=0.1)

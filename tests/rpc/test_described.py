@@ -103,6 +103,7 @@ OPAQUE = {"rpc.methods.schema.CURSOR"}
 """Bytes that only their author can interpret."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_what_a_schema_allows_is_read_and_nothing_else(name: str) -> None:
     kind = TYPES[name]

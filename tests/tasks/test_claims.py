@@ -74,6 +74,7 @@ def test_a_right_data_set_has_no_fault_and_its_layout(shape: tuple[int, int, int
     assert Dataset.decode(content) == data and layout_of(job_on(data, content)) == data.layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @given(st.data())
 @settings(max_examples=30, deadline=None)

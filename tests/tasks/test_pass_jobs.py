@@ -197,6 +197,7 @@ def run(job: Passed, steps: int) -> RowPass:
     return found
 
 
+@pytest.mark.slow
 @named
 def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_loses(name: str) -> None:
     """The engine's state and work are what the game opens, under the roots that stand in the specification."""

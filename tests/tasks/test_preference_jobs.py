@@ -95,6 +95,7 @@ def test_a_task_is_created_proven_checked_and_settled_by_the_units_of_its_progra
     assert record.final_windows == SPEC.windows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [Part.REFERENCE, Part.HEAD])
 def test_a_workers_segments_and_a_disputed_one_have_the_same_records_and_a_liar_loses(part: Part) -> None:
     """Each liar's tensor is of the reference, or of the head: its logits, and the loss of pairs."""

@@ -108,6 +108,7 @@ def test_all_fields_of_later_versions_stand_together() -> None:
     assert decode_spec(encode_spec(spec)) == spec
 
 
+@pytest.mark.slow
 def test_a_liar_loses_the_dispute_about_a_layer_that_is_computed_again() -> None:
     spec, plan, made = tuned()
     spec, plan = spec.changed(recompute=AGAIN), again(plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from consensus import events as c
 from consensus import replica as r
 from consensus.core.core import Core
@@ -774,6 +776,7 @@ class TimedCluster(Cluster):
         return late_ms, others_ms
 
 
+@pytest.mark.slow
 def test_a_view_of_a_leader_with_a_clock_ahead_ends_by_the_ordinary_time_out() -> None:
     """Also where its blocks are allowed so near the time-out that some vote for them and the others against."""
     slack_ms, leader_ms = 60, sim_parameters().leader_ms  # what messages and checks take

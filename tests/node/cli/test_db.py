@@ -183,6 +183,7 @@ def test_where_nothing_can_be_trusted_any_more_it_says_what_helps(home: Home) ->
     assert isinstance(run(home, "sync").exception, RootExpired)
 
 
+@pytest.mark.slow
 def test_a_service_that_no_restart_heals_ends_with_a_status_of_its_own(home: Home) -> None:
     passphrase = home.root / "keys" / "passphrase"
     passphrase.write_text("p\n")

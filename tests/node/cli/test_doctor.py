@@ -116,6 +116,7 @@ def test_a_fast_disk_a_line_and_a_clock_are_told_too() -> None:
     assert not [one for one in examine(replace(facts, is_clock_kept=None)) if one.subject == "clock"]
 
 
+@pytest.mark.slow
 def test_the_command_looks_at_the_machine_and_its_bundle_has_no_secret(home: Home, tmp_path: Path) -> None:
     """The real job and measurement, with an exposed key and a port that is taken."""
     key = home.root / "keys" / "account.json"

@@ -176,6 +176,7 @@ def test_people_who_take_the_other_chain_after_all_have_its_database_and_journal
     assert (home.guard / "votes.guard").read_bytes() == guard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [True, False])
 async def test_a_chain_that_was_left_convicts_on_the_other(tmp_path: Path, is_kept: bool) -> None:
     """The forked view became final by a later one there: only NOTARIZE certificates name who signed both."""

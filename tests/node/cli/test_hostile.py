@@ -184,6 +184,7 @@ def tree(root: Path) -> Iterator[tuple[str, int, int]]:
                 yield os.path.join(folder, name), state.st_size, state.st_mode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_what_an_option_cannot_be_is_one_error_line_and_leaves_no_file(
     path: tuple[str, ...], world: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -52,6 +52,7 @@ class Shell:
         return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 async def test_everything_is_proven_from_the_genesis_and_from_a_checkpoint(tmp_path: Path) -> None:
     node = Node(tmp_path / "db", epoch_blocks=EPOCH_BLOCKS)
     (tmp_path / "genesis.json").write_text(genesis_to_json(node.genesis))

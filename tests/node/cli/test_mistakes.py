@@ -471,6 +471,7 @@ def test_a_folder_that_is_no_database_is_left_as_it_is(
         assert [file.name for file in folder.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "status", "said"),
     [

@@ -51,6 +51,7 @@ def _answer(keyboard: int) -> None:
     os.write(keyboard, f"{PASSPHRASE}\n".encode())
 
 
+@pytest.mark.slow
 def test_a_piped_passphrase_is_one_line_and_nothing_is_said_about_it(tmp_path: Path) -> None:
     home = make_home(tmp_path)
     for line in (f"{PASSPHRASE}\n", f"{PASSPHRASE}\r\nmore\n", PASSPHRASE):
@@ -64,6 +65,7 @@ def test_a_piped_passphrase_is_one_line_and_nothing_is_said_about_it(tmp_path: P
     assert "--passphrase-file" in none.stderr and "[keystore_error]" in none.stderr
 
 
+@pytest.mark.slow
 def test_a_new_passphrase_is_piped_once(tmp_path: Path) -> None:
     file = tmp_path / "genesis.json"
     make_home(tmp_path / "other").genesis.rename(file)
@@ -72,6 +74,7 @@ def test_a_new_passphrase_is_piped_once(tmp_path: Path) -> None:
     load_key(tmp_path / "home/keys/account.json", PASSPHRASE)
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_also_where_there_is_a_terminal_unless_it_is_something_else(tmp_path: Path) -> None:
     home = make_home(tmp_path)
     keyboard, terminal = pty.openpty()
@@ -139,6 +142,7 @@ def test_a_validators_transactions_ask_once_where_the_passphrase_is_not_kept(
     assert done.stderr.endswith("[gateway_unreachable]\n"), "the keys are open, the gateway is asked"
 
 
+@pytest.mark.slow
 def test_a_relay_asks_where_the_passphrase_is_not_kept(tmp_path: Path) -> None:
     home = make_home(tmp_path, is_relay=True)
     home.config.write_text(

@@ -122,6 +122,7 @@ def test_a_new_signer_says_what_its_node_needs(tmp_path: Path, listen: str, endp
         read_table(told[told.index("[signer]") :], NodeOptions)
 
 
+@pytest.mark.slow
 def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path: Path) -> None:
     home = init(tmp_path, "signer", *keystore(tmp_path))
     good(run(home.root, "import", mark(tmp_path, "mark.json", 9)))

@@ -498,6 +498,7 @@ def test_the_widths_that_are_asked_for_are_those_of_the_data_set() -> None:
     assert (digits.columns, digits.classes) == DIGITS_ENDS
 
 
+@pytest.mark.slow
 def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tmp_path: Path) -> None:
     """To import scikit-learn takes seconds; the rows of its file are the same."""
     from sklearn.datasets import load_digits

@@ -19,6 +19,7 @@ from state.primitives.errors import DekubeError
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe\rSettled \x9b31m"
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_nothing_unseen_passes_and_nothing_is_lost(text: str) -> None:
     shown = printable(text)

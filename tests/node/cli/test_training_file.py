@@ -116,6 +116,7 @@ def test_a_loop_that_cannot_be_is_refused_before_anything_is_paid(folder: Path, 
         made(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_shapes_that_jobs_can_have(folder: Path, name: str) -> None:
     (folder / "book.txt").write_text(TEXT * 20)

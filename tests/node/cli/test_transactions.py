@@ -98,6 +98,7 @@ def staked_of(chain: Node) -> tuple[int, bytes]:
     return record.amount // COIN, record.vote_key
 
 
+@pytest.mark.slow
 async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_withdrawn_says_when_it_returns(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +125,7 @@ async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_with
         assert load_stake(chain.store, ALICE.address) is None or staked_of(chain)[0] == 0
 
 
+@pytest.mark.slow
 async def test_a_stake_that_the_chain_needs_stays_and_the_reason_is_said(tmp_path: Path) -> None:
     async with validator(tmp_path, validators_min=4, unstake_percent_max=10) as (chain, _, tx):
         assert (await tx("stake", 3_000)).exception is None
@@ -164,6 +166,7 @@ async def test_keys_of_who_has_no_stake_are_not_replaced(tmp_path: Path) -> None
         assert (home.config.read_text(), sorted(home.root.glob("keys/*"))) == before
 
 
+@pytest.mark.slow
 async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None:
     async with validator(tmp_path) as (chain, home, run):
 

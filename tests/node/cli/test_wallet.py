@@ -438,6 +438,7 @@ async def lines_of(stream: trio.abc.ReceiveStream) -> AsyncIterator[Any]:
             yield json.loads(line)
 
 
+@pytest.mark.slow
 async def test_a_payment_that_waits_is_replaced_and_what_it_costs_is_shown(shell: Shell, tmp_path: Path) -> None:
     chain = Node(tmp_path / "db")
     chain.mint()
@@ -484,6 +485,7 @@ async def test_a_payment_that_waits_is_replaced_and_what_it_costs_is_shown(shell
             assert shown in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 async def test_a_payment_that_comes_after_others_says_so_and_is_not_lost(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +566,7 @@ def test_typed_data_is_shown_before_it_is_signed(shell: Shell, tmp_path: Path) -
     assert "\\u001b[31mBob!" in done.stderr and "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 async def test_money_is_sent_contracts_are_called_and_accounts_are_followed(shell: Shell, tmp_path: Path) -> None:
     chain = Node(tmp_path / "db", epoch_blocks=4)
     chain.mint()

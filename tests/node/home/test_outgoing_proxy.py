@@ -103,6 +103,7 @@ def test_the_hub_is_asked_through_the_proxy(
             assert PASSWORD not in fetch() and len(hub.asked) == asked
 
 
+@pytest.mark.slow
 def test_buckets_are_reached_through_the_proxy(
     proxy: HttpProxy, through: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -386,6 +386,7 @@ JUNK = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_a_gateway_babbles_is_a_ban_or_a_silence(data: st.DataObject) -> None:

@@ -47,6 +47,7 @@ def refused(blobs: GatewayBlobs, *params: Any) -> str:
     return failed.value.code
 
 
+@pytest.mark.slow
 async def test_results_and_data_sets_come_from_the_network_by_the_task_that_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

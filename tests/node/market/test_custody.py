@@ -79,6 +79,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
+@pytest.mark.slow
 async def test_an_output_is_kept_demanded_delivered_and_paid(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -129,6 +130,7 @@ async def test_an_output_is_kept_demanded_delivered_and_paid(
     world.store.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_keeps_its_output_itself_where_no_storage_machine_is(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = KeptMarket(world, worker, verifier)

@@ -110,6 +110,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world_with(tmp_path, monkeypatch, CUSTODY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_private", [True, False], ids=["private", "public"])
 async def test_custodians_that_restart_serve_a_worker_when_the_requester_is_away(
     world: World, is_private: bool

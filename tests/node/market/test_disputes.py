@@ -124,6 +124,7 @@ async def join(world: World, nursery: trio.Nursery, machine: Machine) -> None:
     await nursery.start(machine.run)
 
 
+@pytest.mark.slow
 async def test_a_liar_is_caught_though_both_sides_restart_in_every_move(world: World) -> None:
     liar = Machine(world, 1, "compute", duties=LyingDuties)
     verifier, other = Machine(world, 2, "verify"), Machine(world, 3, "compute")
@@ -149,6 +150,7 @@ async def test_a_liar_is_caught_though_both_sides_restart_in_every_move(world: W
     assert verifier.duties is not None and verifier.duties.dispute_results == {"won": 1}
 
 
+@pytest.mark.slow
 async def test_who_disputes_right_work_pays_for_it(world: World) -> None:
     worker, liar = Machine(world, 1, "compute"), Machine(world, 2, "verify", duties=LyingDuties)
     market = Market(world, worker, liar)
@@ -167,6 +169,7 @@ async def test_who_disputes_right_work_pays_for_it(world: World) -> None:
     assert window is not None and window.phase == WindowPhase.FINAL
 
 
+@pytest.mark.slow
 async def test_a_machine_that_finds_nothing_for_its_side_says_so_and_stays_silent(world: World) -> None:
     worker, inventor = Machine(world, 1, "compute"), Machine(world, 2, "verify", duties=Inventor)
     market = Market(world, worker, inventor)
@@ -189,6 +192,7 @@ async def test_a_machine_that_finds_nothing_for_its_side_says_so_and_stays_silen
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_missed_clock_is_made_up_for_once_the_machine_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +224,7 @@ async def test_a_missed_clock_is_made_up_for_once_the_machine_is_back(
     world.store.close()
 
 
+@pytest.mark.slow
 async def test_an_outsider_challenges_what_differs_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +285,7 @@ async def test_an_outsider_challenges_what_differs_and_nothing_else(
     world.store.close()
 
 
+@pytest.mark.slow
 async def test_an_outsider_that_finds_what_the_worker_found_challenges_nothing(world: World) -> None:
     worker, outsider = Machine(world, 1, "compute"), Machine(world, 3, "relay")
     market = Market(world, worker, Machine(world, 2, "verify"))  # the verifier is not there

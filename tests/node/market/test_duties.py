@@ -209,6 +209,7 @@ class Swindler(DutyService):
     worker_type = Swindling
 
 
+@pytest.mark.slow
 async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_middle(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
@@ -277,6 +278,7 @@ async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -
     assert known is not None and (known.bad, known.failures) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("duties", [Withholder, Swindler])
 async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(
@@ -294,6 +296,7 @@ async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(
         assert known is not None and known.bad == 0
 
 
+@pytest.mark.slow
 async def test_a_window_is_proved_when_its_blobs_are_there(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute", duties=Evictor), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
@@ -308,6 +311,7 @@ async def test_a_window_is_proved_when_its_blobs_are_there(world: World) -> None
     assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
 
 
+@pytest.mark.slow
 async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +346,7 @@ async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
     assert Purpose.VERIFIER_FEE in market.paid(verifier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_result_is_delivered_on_demand_or_its_worker_pays(
     tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -413,6 +418,7 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_starts_again_is_waited_for_before_it_is_said_not_to_serve(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -740,6 +746,7 @@ async def test_a_job_that_this_machine_has_no_room_for_is_declined(
     assert Purpose.WORKER_BOND not in {line.purpose for line in queries.bill(world.store, market.task).lines}
 
 
+@pytest.mark.slow
 async def test_a_verifier_without_room_declines_its_seat_and_the_next_one_checks(world: World) -> None:
     worker, *verifiers = Machine(world, 1, "compute"), Machine(world, 2, "verify"), Machine(world, 3, "verify")
     market = Market(world, worker, *verifiers)
@@ -765,6 +772,7 @@ async def test_a_verifier_without_room_declines_its_seat_and_the_next_one_checks
     assert {require_node(world.store, machine.wallet.address).bad for machine in verifiers} == {0}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_was_off_opens_its_window_in_the_extension(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
@@ -794,6 +802,7 @@ async def test_a_worker_that_was_off_opens_its_window_in_the_extension(world: Wo
     assert window is not None and fines == [-(-window.charge * 500 // 10_000)]
 
 
+@pytest.mark.slow
 async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -815,6 +824,7 @@ async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusa
     world.store.close()
 
 
+@pytest.mark.slow
 async def test_a_job_that_diverges_is_claimed_checked_and_ends_with_the_state_before(world: World) -> None:
     """Nobody says anything else on chain: the worker proves the window, the verifier runs it again."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
@@ -898,6 +908,7 @@ async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world: World) -> None:
     begun: list[tuple[bytes, bool]] = []
     """By whom the task was taken up, and whether from a state of another."""

@@ -55,6 +55,7 @@ def published(make: Callable[..., tuple[JobSpec, GeneratingPlan, Generation]]) -
     return Published(decode_spec(encode_spec(spec.changed(**fields))), plan, made, tuple(blobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [asked, sampled], ids=["tuned", "sampled"])
 async def test_a_job_is_run_checked_in_one_pass_and_paid(
     world: World, monkeypatch: pytest.MonkeyPatch, make: Callable[..., tuple[JobSpec, GeneratingPlan, Generation]]

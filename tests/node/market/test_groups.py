@@ -69,6 +69,7 @@ class GroupMarket(Market):
         return load_task(self.world.store, seat_task(self.task, number))
 
 
+@pytest.mark.slow
 async def test_members_compute_jobs_of_their_own_and_a_spare_takes_the_place_of_one(world: World) -> None:
     workers = [Machine(world, number, "compute") for number in (1, 2, 3)]
     verifier = Machine(world, 4, "verify")

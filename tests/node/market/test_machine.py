@@ -115,6 +115,7 @@ def test_what_is_no_address_of_a_card_names_no_file(tmp_path: Path, bus_id: str)
     assert _lanes(tmp_path, bus_id) == 0
 
 
+@pytest.mark.slow
 def test_the_rate_is_measured_in_a_process_of_its_own() -> None:
     assert measure_rate().units_per_s > 0
     checked = "import sys, node.market.machine; sys.exit('numpy' in sys.modules)"

@@ -36,6 +36,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world_with(tmp_path, monkeypatch, {})
 
 
+@pytest.mark.slow
 async def test_a_requester_that_restarts_keeps_its_data_set_until_its_task_has_ended(world: World) -> None:
     """The pin ended with the process: other blobs pushed the data set out, and each worker declined the task."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")

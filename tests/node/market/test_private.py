@@ -113,6 +113,7 @@ def stored_bytes(machine: Machine) -> bytes:
     return b"\xff".join(path.read_bytes() for path in files_in(machine.home.root))
 
 
+@pytest.mark.slow
 async def test_a_private_task_is_done_checked_and_kept_and_no_machine_stores_a_plain_byte(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
@@ -235,6 +236,7 @@ async def test_keys_go_to_those_alone_whom_the_chain_has_assigned(world: World) 
     world.store.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_joins_shares_of_the_key_where_the_requester_is_offline(world: World) -> None:
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
@@ -353,6 +355,7 @@ async def join(market: Market, machine: Machine, nursery: trio.Nursery) -> None:
     await nursery.start(machine.run)
 
 
+@pytest.mark.slow
 async def test_a_verifier_whom_the_worker_does_not_know_as_drawn_yet_asks_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +393,7 @@ def kept_request(task: bytes) -> bytes:
     return encode([task, [1, list(book.hashes), account(2).sign(book.digest)], list(share)])
 
 
+@pytest.mark.slow
 async def test_a_verifier_shows_garbage_in_custody_and_its_worker_pays(world: World) -> None:
     swindler = Machine(world, 1, "compute", duties=SwindlersDuties)
     verifier, requester = Machine(world, 2, "verify"), Machine(world, 9, "relay")

@@ -31,6 +31,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, True], ids=["runs", "restarts"])
 async def test_a_worker_that_no_peer_reached_asks_for_more_jurors_by_itself_and_keeps_its_bond(
     world: World, monkeypatch: pytest.MonkeyPatch, restarts: bool

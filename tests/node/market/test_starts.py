@@ -35,6 +35,7 @@ def going_on(first: Tuned, seed: bytes) -> JobSpec:
     return decode_spec(encode_spec(changed))
 
 
+@pytest.mark.slow
 async def test_a_job_goes_on_from_a_task_and_a_false_beginning_is_nobodys_failure(world: World) -> None:
     """The worker makes the first state of the blob; verifiers have it from the worker, and check its root."""
     assert isinstance(PLAN, TuningPlan)

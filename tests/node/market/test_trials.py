@@ -60,6 +60,7 @@ def rate_of(world: World, machine: Machine) -> int | None:
     return measured_rate(world.store, known, world.ledger.head().steady_ms, parameters)
 
 
+@pytest.mark.slow
 async def test_a_machine_is_tried_and_checked_and_then_gets_the_job_although_both_restart(world: World) -> None:
     """It restarts in the middle of its chain, and again when it has committed; the verifier before its answer."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
@@ -94,6 +95,7 @@ async def test_a_machine_is_tried_and_checked_and_then_gets_the_job_although_bot
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_machine_at_work_is_tried_again_and_again_and_its_job_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

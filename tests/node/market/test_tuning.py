@@ -97,6 +97,7 @@ def has(machine: Machine, content: bytes) -> bool:
     return machine.network.blobs.is_complete(name_of(content))
 
 
+@pytest.mark.slow
 async def test_a_model_is_tuned_checked_and_paid_and_no_second_task_fetches_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ async def test_what_the_pool_lost_is_sent_again_with_the_same_nonce(world: World
     assert (nonce_of(world.store, account(0).address), balance_of(world.store, TO)) == (1, COIN)
 
 
+@pytest.mark.slow
 async def test_a_nonce_that_was_lost_with_its_transaction_is_used_once(
     world: World, autojump_clock: object
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_node_is_empty_when_nothing_at_all_is_under_way(field: str) -> None:
     assert not drain.stops_when_empty
 
 
+@pytest.mark.slow
 async def test_a_worker_finishes_its_task_takes_no_other_and_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ async def another(seen: list[int]) -> int:
         await trio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_killed_gateway_is_started_again_and_the_last_one_ends_with_its_keeper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def votes_in(data: bytes) -> list[Vote]:
     return [answer.vote for answer in answers if isinstance(answer, Signed)]
 
 
+@pytest.mark.slow
 def test_a_signer_killed_at_any_moment_never_contradicts_itself(tmp_path: Path) -> None:
     """Requests are sent without waiting; the kill comes after any number of answers. What left is bound."""
     home = make_home(tmp_path / "signer")
@@ -190,6 +191,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[tuple[Home, str, trio.Nurse
     directory.close()
 
 
+@pytest.mark.slow
 async def test_a_running_signer_serves_the_next_key_beside_the_first_to_one_node(tmp_path: Path) -> None:
     home = make_home(tmp_path / "signer")
     add_signer_key(home, NEXT, is_new_key=True, passphrase="p")

@@ -88,6 +88,7 @@ async def test_a_node_that_is_not_behind_says_nothing(autojump_clock: trio.testi
     assert lines == [] and stream.getvalue() == ""
 
 
+@pytest.mark.slow
 async def test_on_a_terminal_there_is_a_bar_and_the_log_passes_above_it(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -393,6 +393,7 @@ async def test_a_liar_is_asked_once_and_who_refuses_again(
     assert [sources.asked[bytes([n]) * 20] for n in range(2)] == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rtt_s", "least", "most"), [(0.5, 3, 8), (None, 2, 2), (0.001, 2, 2)])
 async def test_as_much_is_asked_for_as_the_line_holds(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, rtt_s: float | None,

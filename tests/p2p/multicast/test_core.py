@@ -102,6 +102,7 @@ def test_a_third_that_hands_nothing_on_costs_nobody_a_round() -> None:
         assert not node.core.counters["pulls"] or node.is_mute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "fault",

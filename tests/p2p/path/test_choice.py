@@ -43,6 +43,7 @@ def test_what_slow_ways_have_taken_leaves_room_for_a_quick_one() -> None:
     assert world.rate(3, 5) >= 0.85 * 95 * MBIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 5, 10])
 @pytest.mark.parametrize("mbit", [1, 10])
 def test_on_a_slow_line_the_choice_costs_next_to_nothing_in_the_first_minute(seed: int, mbit: int) -> None:
@@ -128,6 +129,7 @@ def lines(count: int) -> st.SearchStrategy[Lines]:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 3).flatmap(lines), st.floats(0, 0.15), st.integers(0, 2**32))
 def test_whatever_the_lines_the_best_way_is_found_soon_and_kept(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
@@ -178,6 +179,7 @@ steps = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 2),

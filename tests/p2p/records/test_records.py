@@ -150,6 +150,7 @@ def test_newer_records_replace_older_ones_only() -> None:
     assert found is not None and found.endpoints == (RELAYED,)
 
 
+@pytest.mark.slow
 def test_one_corner_of_the_network_cannot_fill_the_book_or_drive_out_known_peers() -> None:
     addresses = book()
     known = [fake(n, Endpoint(f"10.{n}.0.1", 1)) for n in range(60)]
@@ -196,6 +197,7 @@ def test_those_of_one_relay_keep_their_places_over_a_restart() -> None:
     assert len(again) > BUCKET_ENTRIES_MAX and len(again) >= len(addresses) - 8
 
 
+@pytest.mark.slow
 def test_the_committee_has_its_places_however_full_the_book_is() -> None:
     seats = [fake(9_000 + n, Endpoint(f"198.51.100.{n}", 1)) for n in range(100)]
     kept = {record.address for record in seats}

@@ -276,6 +276,7 @@ def test_changed_replayed_or_garbled_records_are_refused(data: st.DataObject) ->
         fresh.receive(record)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=4), st.data())
 @settings(deadline=None)
 def test_a_reader_says_what_the_record_that_has_begun_still_lacks(sizes: list[int], data: st.DataObject) -> None:

@@ -371,6 +371,7 @@ async def test_a_swallowed_bulk_connection_over_real_sockets() -> None:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_lines_do_bulk_of_both_ends_arrives_once(seed: int, autojump_clock: object) -> None:
     """Connections swallow, come back and end, one by one and road by road; only Alice can dial."""
@@ -508,6 +509,7 @@ async def bulk_gap(dead: Callable[[list[str]], tuple[str, ...]]) -> tuple[float,
     return gap_s, alice, sorted(number for _, number in came)
 
 
+@pytest.mark.slow
 async def test_bulk_goes_by_another_way_within_two_seconds_whatever_fell_silent(autojump_clock: object) -> None:
     """The road of the bulk connection, with the control connection on it or not: all that is there but one
     road."""

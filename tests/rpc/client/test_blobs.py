@@ -286,6 +286,7 @@ def test_more_than_was_expected_is_not_fetched(tmp_path: Path) -> None:
         get(world(serve), tmp_path / "file" / "below a file")
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.binary(max_size=64), st.sampled_from((200, 202, 204, 206, 301, 400, 404, 416, 429, 500, 503)))
 def test_any_answer_is_a_typed_error(tmp_path_factory: pytest.TempPathFactory, body: bytes, status: int) -> None:

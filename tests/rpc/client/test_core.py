@@ -513,6 +513,7 @@ def test_what_is_too_long_ago_for_a_subscription_is_read_block_by_block(kind: st
     assert [params["from_height"] > 2000 - REPLAY_MAX for params in subscribed] == [True]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(["heads", "events"]), fails=st.sets(st.integers(0, 160), max_size=40))
 def test_what_is_read_block_by_block_is_told_once_whatever_fails(kind: str, fails: set[int]) -> None:

@@ -91,6 +91,7 @@ DATA: list[tuple[str, Callable[[Path], object], int | None, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "write", "line", "said"), DATA)
 def test_a_file_of_rows_is_refused_with_file_line_and_remedy(
     folder: Path, name: str, write: Callable[[Path], object], line: int | None, said: str
@@ -117,6 +118,7 @@ def test_a_large_file_is_refused_in_the_memory_of_a_small_one(folder: Path) -> N
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_record_of_a_table_is_refused_before_all_of_it_is_held(folder: Path) -> None:
     """Millions of short fields with line ends in them, in one record: no line is long, and no field."""
     import tracemalloc

@@ -482,6 +482,7 @@ def keys(path: Path) -> None:
     save_key(path / "key.json", ALICE, "p", scrypt_n=2)
 
 
+@pytest.mark.slow
 async def test_coins_are_given_within_limits_that_outlive_the_process(tmp_path: Path) -> None:
     keys(tmp_path)
     fresh = [SecretKey(bytes((i + 100,)) * 32) for i in range(8)]
@@ -557,6 +558,7 @@ async def check_heads(running: Faucet) -> None:
             assert {**found, "date": ""} == {**whole.headers, "date": ""}
 
 
+@pytest.mark.slow
 async def test_a_chain_that_is_not_for_tests_gets_no_faucet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +570,7 @@ async def test_a_chain_that_is_not_for_tests_gets_no_faucet(
     await check_refused(tmp_path, (), "no test network", "config_error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["the command", "the genesis of the home"])
 async def test_a_chain_that_is_not_the_one_named_gets_no_faucet(tmp_path: Path, names: str) -> None:
     keys(tmp_path)

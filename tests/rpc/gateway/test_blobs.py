@@ -119,6 +119,7 @@ def reason(answer: tuple[int, Any]) -> tuple[int, str]:
     return answer[0], answer[1]["error"]["data"]["reason"]
 
 
+@pytest.mark.slow
 async def test_a_blob_goes_in_and_out_by_both_clients_and_what_is_there_is_not_sent_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
         file = tmp_path / "in"
@@ -166,6 +167,7 @@ async def test_a_blob_goes_in_and_out_by_both_clients_and_what_is_there_is_not_s
         assert (tmp_path / "third").read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 async def test_ranges_heads_and_names(tmp_path: Path) -> None:
     async with serving(tmp_path) as world:
         assert world.store.add(CONTENT) == BLOB
@@ -257,6 +259,7 @@ async def test_who_may_upload_what(tmp_path: Path) -> None:
         assert 'dekube_rpc_requests_total{method="blob_put",outcome="ok"}' in counts
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_was_not_told_to_takes_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, UploadOptions()) as world:
         assert reason(await world.begin()) == (403, "uploads_off")

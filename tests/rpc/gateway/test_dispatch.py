@@ -111,6 +111,7 @@ def asked(*numbers: int) -> bytes:
     ).encode()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 5), max_size=40), st.randoms(use_true_random=False))
 def test_a_batch_is_answered_in_its_order_whatever_ends_first(steps: list[int], random: Any) -> None:
     async def main() -> None:

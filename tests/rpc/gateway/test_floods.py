@@ -257,6 +257,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.slow
 async def test_what_is_small_comes_in_bounded_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with attacked(tmp_path, monkeypatch, OPTIONS) as place:
         for scenario in SCENARIOS:
@@ -283,6 +284,7 @@ BOUNDED = replace(
 )
 
 
+@pytest.mark.slow
 async def test_bodies_that_never_end_are_bounded_for_an_address_and_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +346,7 @@ async def test_bodies_that_never_end_are_bounded_for_an_address_and_in_all(
             assert (await wire.answer()).json["result"] == "0x7"
 
 
+@pytest.mark.slow
 async def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(BOUNDED, dispatch=DispatchOptions(rate_per_s=0, requests_per_caller_max=0))
     async with attacked(tmp_path, monkeypatch, options) as place:

@@ -154,6 +154,7 @@ def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 WARM = make()
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=6), st.data())
 def test_a_kept_head_changes_nothing(requests: list[bytes], data: st.DataObject) -> None:

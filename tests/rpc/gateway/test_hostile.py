@@ -300,6 +300,7 @@ async def filters_of_strangers(place: Place) -> None:
         await place.it.call("eth_getFilterChanges", identifier)
 
 
+@pytest.mark.slow
 async def test_whatever_is_said_gets_its_code_and_moves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +318,7 @@ async def test_whatever_is_said_gets_its_code_and_moves_nothing(
 # Connections
 
 
+@pytest.mark.slow
 async def test_garbage_instead_of_http_ends_that_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +360,7 @@ async def test_garbage_instead_of_http_ends_that_connection(
                         nursery.start_soon(attack, request)
 
 
+@pytest.mark.slow
 async def test_what_opens_nothing_ends_and_writes_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = GatewayOptions("", dispatch=FREE, connections=ConnectionOptions(first_request_s=0.2))
     async with attacked(tmp_path, monkeypatch, options) as place:
@@ -371,6 +374,7 @@ async def test_what_opens_nothing_ends_and_writes_no_log(tmp_path: Path, monkeyp
         assert not place.log.read_text(), "anybody could fill the disk"
 
 
+@pytest.mark.slow
 async def test_who_dawdles_or_does_not_read_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +438,7 @@ def rss_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.slow
 async def test_idle_websockets_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four hundred of them, as raw sockets: ten thousand stand in ``dekube bench rpc``."""
     options = GatewayOptions("", dispatch=FREE, connections=ConnectionOptions(connections_per_address_max=0))

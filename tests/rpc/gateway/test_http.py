@@ -85,6 +85,7 @@ async def bodies_in_pieces(it: Gateway) -> None:
         assert (await wire.answer()).json["result"] == "0x7"
 
 
+@pytest.mark.slow
 async def test_the_heads_of_answers(tmp_path: Path) -> None:
     options = replace(OPTIONS, cors=("https://wallet.example",))
     async with running(tmp_path, options) as it, await Wire.open(it) as wire:
@@ -153,6 +154,7 @@ def of_socket(port: int, *pieces: bytes, pause_s: float = 0.0) -> Any:
     return json.loads(body)
 
 
+@pytest.mark.slow
 async def test_who_sends_all_before_it_reads_is_told_what_is_refused(tmp_path: Path) -> None:
     options = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=0))
     limit = options.dispatch.body_bytes_max
@@ -212,6 +214,7 @@ async def large_answers(it: Gateway) -> None:
         assert (await wire.answer()).json["result"] == "0x7"
 
 
+@pytest.mark.slow
 async def test_the_short_way_keeps_order_and_limits(tmp_path: Path) -> None:
     async with running(tmp_path) as it:
         for scenario in (order_of_answers, bodies_in_pieces, bodies_over_the_limit, large_answers):
@@ -242,6 +245,7 @@ def fields(head: bytes, *varying: bytes) -> list[bytes]:
     return [line for line in head.split(b"\r\n") if line.split(b":")[0] not in (b"date", b"connection", *varying)]
 
 
+@pytest.mark.slow
 async def test_head_is_answered_as_get_without_the_body(tmp_path: Path) -> None:
     async with running(tmp_path) as it:
         for path in PATHS:
@@ -258,6 +262,7 @@ async def test_head_is_answered_as_get_without_the_body(tmp_path: Path) -> None:
         assert (await it.http.head(it.url + "/openrpc.json")).headers["content-length"]
 
 
+@pytest.mark.slow
 async def test_head_costs_what_get_costs(tmp_path: Path) -> None:
     limited = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=1e-9, burst=400))  # type: ignore[arg-type]
     found: dict[str, list[int]] = {}
@@ -304,6 +309,7 @@ async def test_health_checks_without_a_name_or_under_another_are_answered(tmp_pa
             assert await status_of(it, b"GET / HTTP/1.1\r\nhost: " + host + b"\r\n" + end) == 403, host
 
 
+@pytest.mark.slow
 async def test_without_a_host_it_listens_on_both_families(tmp_path: Path) -> None:
     async with running(tmp_path, replace(OPTIONS, listen=(":0", "127.0.0.1:0"))) as it:
         for host in ("127.0.0.1", "[::1]", "localhost"):
@@ -348,6 +354,7 @@ def test_a_preflight_allows_the_headers_that_it_names_and_nothing_that_is_none()
     assert allowed_headers([]) == ALLOWED_HEADERS
 
 
+@pytest.mark.slow
 async def test_who_may_not_is_told_what_is_allowed(tmp_path: Path) -> None:
     async with running(tmp_path) as it:
         for path in ("/status", "/v1/chain", "/openapi.json"):
@@ -381,6 +388,7 @@ def test_the_openapi_document_has_each_operation_once() -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_closed_and_one_that_waits_is_not(tmp_path: Path) -> None:
     async with (
         running(tmp_path, replace(OPTIONS, keep_alive_s=1)) as it,
@@ -399,6 +407,7 @@ async def test_an_idle_connection_is_closed_and_one_that_waits_is_not(tmp_path: 
         assert await waiting.is_closed()
 
 
+@pytest.mark.slow
 async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path) -> None:
     limited = DispatchOptions(rate_per_s=0, requests_per_caller_max=2)
     async with running(tmp_path, replace(OPTIONS, dispatch=limited)) as it:

@@ -42,6 +42,7 @@ def offering(request: bytes, offer: bytes) -> bytes:
     return line + b"\r\n" + offer + rest
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from(PLAIN), st.none() | st.sampled_from(OTHERS)), min_size=1, max_size=5),

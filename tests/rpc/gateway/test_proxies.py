@@ -132,6 +132,7 @@ async def test_users_behind_a_trusted_proxy_have_budgets_of_their_own(tmp_path: 
         assert (await it.http.get(it.url + "/v1/blocks/1/receipts", headers=third)).status_code == 429, "one site"
 
 
+@pytest.mark.slow
 async def test_websockets_through_a_proxy_are_those_of_its_clients(tmp_path: Path) -> None:
     node, path = Node(tmp_path / "db"), tmp_path / "s"
     async with served(node, path) as backend, gateway(backend, path, limited(("127.0.0.1",))) as it:

@@ -139,6 +139,7 @@ async def test_what_is_refused_unread_is_answered_with_its_own_identifier_or_end
         assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1013, "limit exceeded: too many requests")
 
 
+@pytest.mark.slow
 async def test_heads_events_and_tasks_in_order_without_gaps(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint(3)
@@ -257,6 +258,7 @@ async def test_who_reads_gets_all_of_it_however_much_a_block_tells(tmp_path: Pat
         await reader.close()
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_is_closed_and_delays_nobody(tmp_path: Path) -> None:
     node = Node(tmp_path / "db")
     node.mint()
@@ -298,6 +300,7 @@ def drain(connection: ClientConnection) -> int | None:
         return closed.rcvd.code if closed.rcvd else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_torn", [True, False])
 async def test_who_leaves_gives_back_the_places_of_its_requests(tmp_path: Path, is_torn: bool) -> None:
     """Also who has as many under way as may be, so that nobody listens to it."""

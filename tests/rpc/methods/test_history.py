@@ -69,6 +69,7 @@ def summed(changes: Iterable[Change]) -> Counter[bytes]:
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_events_of_any_market_explain_every_balance(seed: int) -> None:
     chance = random.Random(seed)
@@ -141,6 +142,7 @@ def told(items: Iterable[Any], holding: str) -> int:
     )
 
 
+@pytest.mark.slow
 async def test_what_a_history_tells_adds_up_to_what_the_account_has(tmp_path: Path) -> None:
     chance = random.Random(1)
     node = Node(

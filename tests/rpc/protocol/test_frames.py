@@ -32,6 +32,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.text(max_size=20), st.lists(VALUES, max_size=3))), st.data())
 def test_requests_survive_any_cut_of_the_stream(
     requests: list[tuple[int, str, list[Value]]], data: st.DataObject

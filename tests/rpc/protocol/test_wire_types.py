@@ -95,6 +95,7 @@ def test_every_request_has_positional_arguments_and_its_view_answers_it() -> Non
             assert callable(getattr(StoreView, request.name))
 
 
+@pytest.mark.slow
 @given(st.lists(VALUES, max_size=4))
 def test_arguments_of_a_request_are_as_declared_or_an_error_says_what_was_expected(params: list[Any]) -> None:
     def history(address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ SCALARS = st.none() | st.integers(-(2**255), 2**255) | st.binary(max_size=40) | 
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=6), max_leaves=30)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_what_is_encoded_is_decoded(value: Value) -> None:
     assert decode(encode(value), limit_bytes=1 << 20) == value
@@ -85,6 +86,7 @@ def test_any_bytes_give_a_value_with_that_very_spelling_or_the_typed_error(data:
     assert encode(value) == data
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(VALUES, st.data())
 def test_a_mutated_encoding_never_decodes_to_the_same_value(value: Value, data: st.DataObject) -> None:
@@ -112,6 +114,7 @@ HEADS = st.sampled_from(
 PADDED = st.builds(lambda zeros, last: bytes(zeros) + bytes([last]), st.integers(0, 8), st.integers(0, 255))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(HEADS | PADDED | VALUES.map(encode), max_size=6).map(b"".join))
 def test_accepted_is_what_the_library_reads_and_writes_in_the_same_bytes(data: bytes) -> None:
@@ -187,6 +190,7 @@ def spell(value: Value, draw: Callable[[int], int]) -> bytes:
     return head(4, len(value)) + b"".join(spell(item, draw) for item in value)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(SPELLED, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_of_all_spellings_one_is_accepted(value: Value, rare: int, chance: Random) -> None:

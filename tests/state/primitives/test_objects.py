@@ -142,6 +142,7 @@ DECODERS: list[tuple[bytes, Callable[[bytes], object], Callable[[Any], bytes]]] 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sample", "decoder", "encoder"), DECODERS)
 def test_decoders_give_the_value_of_those_very_bytes_or_the_typed_error(
     sample: bytes, decoder: Callable[[bytes], object], encoder: Callable[[Any], bytes]

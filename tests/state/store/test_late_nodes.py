@@ -66,6 +66,7 @@ def test_a_crash_with_late_nodes_loses_nothing(tmp_path: Path) -> None:
         store.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_trie_that_grows_and_shrinks_across_the_limit(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -51,6 +51,7 @@ def test_a_whole_log_is_left_alone(logged: tuple[Path, str, list[int]], content:
     assert torn_at(b"") is None
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_tail_that_was_never_written_is_cut_at_the_last_whole_record(

@@ -449,6 +449,7 @@ def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_
     assert world.succeeded >= CUSTODY_KINDS
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**32))
 def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: int) -> None:

@@ -139,6 +139,7 @@ class Chaos:
         self.seen["evidence"] += len(evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_no_history_stops_the_chain(part: int) -> None:
     seen: Counter[str] = Counter()

@@ -24,6 +24,7 @@ def _job(activation: str, steps: int = 5) -> Job:
     return Job(program, SEED, first_state(program), contents_of(DATA), 0, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_a_liar_at_a_random_value_loses(activation: str, served: bool) -> None:

@@ -67,6 +67,7 @@ def test_a_liar_at_a_random_value_loses(served: bool) -> None:
             break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", sorted({call.operator for call in PROGRAM.calls}))
 def test_a_lie_in_any_operator_is_found(operator: str) -> None:
     """One game on each operator of the program whose result reaches what is committed to."""

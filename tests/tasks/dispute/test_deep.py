@@ -104,6 +104,7 @@ def decoding_by_need(made: Generation, step: int) -> tuple[Callable[[], Program]
     return make, Job(make(), SEED, run.state().tensors, made.data, step, 1, made.model)
 
 
+@pytest.mark.slow
 def test_a_liar_at_a_random_call_of_a_deep_model_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tuning(DEEP, RATES, batch=2, rows=4, length=6, slots=4)
     play_deep(*tuning_by_need(made), 1, monkeypatch)
@@ -121,6 +122,7 @@ def test_a_liar_at_a_random_call_of_smollm2_loses(monkeypatch: pytest.MonkeyPatc
     play_deep(*decoding_by_need(made, made.shape.length), 1, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_step_by_need_is_the_step_of_the_whole_program() -> None:
     made = tuning(DEEP, RATES, batch=2, rows=4, length=6, slots=4)
     lazy = layered_program(pattern_of(made.job, made.rates), DEEP.layers)

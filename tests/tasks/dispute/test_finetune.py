@@ -53,6 +53,7 @@ def _honest(name: str) -> SegmentRun:
     return JOBS[name].run(ARRAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("served", [True, False], ids=["served", "on-chain"])
 def test_a_liar_at_a_random_value_loses(served: bool, name: str) -> None:
@@ -96,6 +97,7 @@ def _operators() -> list[tuple[str, str]]:
     return sorted((names | {call.operator: "whole" for call in PROGRAM.calls}).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operator", "name"), _operators())
 def test_a_lie_in_any_operator_is_found(operator: str, name: str) -> None:
     """One game on each operator of the program whose result reaches what is committed to."""

@@ -103,6 +103,7 @@ def test_a_trace_that_keeps_little_takes_little_memory() -> None:
     assert peak < 0.5 * sum(kind.size_bytes for kind in program.types)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 2, 16, 100])
 def test_records_do_not_depend_on_the_order_of_questions_nor_on_what_is_kept(kept: int) -> None:
     segment = run(kept_states=kept)

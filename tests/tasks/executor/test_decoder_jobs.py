@@ -45,6 +45,7 @@ def test_a_job_comes_back_as_it_was_and_asks_for_memory() -> None:
     assert needs_of(SPEC, open_windows_max=1).process > needs_of(SPEC, open_windows_max=1).journal > 0
 
 
+@pytest.mark.slow
 async def test_a_decoder_is_trained_proved_and_checked_by_processes(tmp_path: Path) -> None:
     executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, SPEC)
     assert await executor.try_task(TASK, SPEC, ROWS) > 0

@@ -69,6 +69,7 @@ async def test_a_tuned_model_is_asked_and_checked_by_processes(tmp_path: Path) -
     await windows.check_second(verifier, ASKED_PROMPTS, ASKED_MODEL)
 
 
+@pytest.mark.slow
 async def test_a_job_that_samples_is_run_and_checked_by_processes(tmp_path: Path) -> None:
     """A worker that draws with another seed, or goes on with a token of its own, is found out."""
     spec, plan, made = sampled(segment=3, window=STEPS // 2)
@@ -109,6 +110,7 @@ class Watched:
         await self._backend.run(order, listen)
 
 
+@pytest.mark.slow
 async def test_a_claimed_state_saves_time_and_never_changes_a_verdict(tmp_path: Path) -> None:
     """Of an honest worker, of one that claims a state that nobody can load, and of one with false tokens."""
     executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, SPEC)

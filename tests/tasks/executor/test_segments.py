@@ -96,6 +96,7 @@ async def test_an_honest_worker_wins_against_a_lying_process(tmp_path: Path) -> 
         assert await ending_of(players, await end_of(HONEST)) is Ending.ELEMENT_RIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     [

@@ -215,6 +215,7 @@ async def test_a_trial_whose_process_is_killed_is_tried_again(tmp_path: Path) ->
     assert [(end.code, end.times) for end in told] == [("died", 1)]
 
 
+@pytest.mark.slow
 async def test_a_killed_process_is_started_again_from_the_last_segment(
     tmp_path: Path, done: list[WindowResult]
 ) -> None:
@@ -390,6 +391,7 @@ def test_the_journal_survives_damage(tmp_path: Path, done: list[WindowResult]) -
     assert Journal(tmp_path).open(TASK, job, None).step == 0
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=120, deadline=None)
 def test_a_journal_torn_at_any_byte_goes_on_from_a_state_that_was(

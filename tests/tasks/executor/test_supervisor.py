@@ -200,6 +200,7 @@ async def test_a_stopped_job_is_ended_long_before_one_that_computes() -> None:
     assert job_processes() == []
 
 
+@pytest.mark.slow
 async def test_a_job_that_computes_silently_is_not_taken_for_a_stopped_one(tmp_path: Path) -> None:
     silent = "end = time.process_time() + 2.5\nwhile time.process_time() < end: pass"
     last = "job.sendall(encode_frame(Failed('diverged', 'done')))"
@@ -432,6 +433,7 @@ def test_a_job_in_the_middle_of_a_long_step_ends_when_its_node_is_killed(tmp_pat
     assert ends_with_its_node(program)
 
 
+@pytest.mark.slow
 async def test_torch_runs_jobs_or_is_named_as_missing() -> None:
     backend = ProcessBackend(ProcessOptions(engine="torch"))
     if find_spec("torch") is not None:

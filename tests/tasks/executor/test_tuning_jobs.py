@@ -56,6 +56,7 @@ def test_a_job_that_tunes_a_model_comes_back_as_it_was() -> None:
     check_orders(SPEC, ROWS, 2, MODEL)
 
 
+@pytest.mark.slow
 async def test_a_tuned_model_is_trained_proved_checked_and_disputed_by_processes(tmp_path: Path) -> None:
     executor, windows = Executor(OPTIONS, tmp_path / "worker"), Windows(TASK, SPEC)
     assert await executor.try_task(TASK, SPEC, ROWS, model=MODEL) > 0
@@ -140,6 +141,7 @@ async def test_a_model_larger_than_a_frame_is_handed_to_its_process(tmp_path: Pa
     assert await executor.try_task(TASK, spec, rows, model=model) > 0
 
 
+@pytest.mark.slow
 async def test_a_job_ends_in_the_middle_of_a_segment_and_of_a_window(tmp_path: Path) -> None:
     """After 25 of 30 steps, by its validation loss (R87); its checker runs what the worker's leaf says."""
     spec, plan, made = tuned(updates=12, samples=3, loop=TrainingLoop(2, 2, 1, 1), window=20)

@@ -91,6 +91,7 @@ def in_excess(asks: Sequence[Ask], funds: Sequence[int]) -> FundedFor:
     return funded_for
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(book=books(), few=st.sampled_from([0, 1, CHANGED_MAX]))
 def test_a_call_by_bits_is_the_call_by_pairs(book: tuple[list[Ask], list[Bid]], few: int) -> None:
@@ -102,6 +103,7 @@ def test_a_call_by_bits_is_the_call_by_pairs(book: tuple[list[Ask], list[Bid]], 
         assert clear(asks, bids, bond_of, in_excess) == expected
 
 
+@pytest.mark.slow
 @given(book=books())
 def test_an_index_finds_the_asks_that_meet_a_bid_at_its_limit(book: tuple[list[Ask], list[Bid]]) -> None:
     asks, bids = book

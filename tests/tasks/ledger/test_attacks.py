@@ -87,6 +87,7 @@ def crowd(sybils: int, honest: int = 20) -> tuple[World, set[bytes], set[bytes]]
     return world, good, bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sybils", [16, 200])
 @pytest.mark.parametrize("way", [give_up, let_pass, keep, start_and_leave])
 def test_machines_that_only_take_turns_do_not_keep_a_task_from_honest_ones(way: Way, sybils: int) -> None:
@@ -193,6 +194,7 @@ def pool(world: World, task: bytes) -> int:
     )
 
 
+@pytest.mark.slow
 @given(
     verifiers=st.integers(1, 3), fee_min=st.sampled_from((0, 10**12, 10**15)), price=st.integers(1, WORTH // 1000),
     windows=st.integers(1, 4), open_max=st.integers(1, 3), silent=st.booleans(), seed=st.integers(0, 99),

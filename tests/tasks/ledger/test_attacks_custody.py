@@ -234,6 +234,7 @@ def test_the_leader_of_the_block_of_a_draw_does_not_choose_custodians_by_what_it
     assert drawn[0] == drawn[1] and len(drawn[0]) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_choose_its_custodians_by_whom_it_hands_over_to() -> None:
     """With a third of the storage bonds it handed over to friends alone: two of four drawn are, in 4 of 10 cases.
 

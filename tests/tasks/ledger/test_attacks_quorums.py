@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def paid(play: Play, seat: int) -> int:
     return load_meter(play.world.state, play.seats()[seat]).paid
 
 
+@pytest.mark.slow
 def test_n75_friends_that_ask_least_get_seats_by_their_share_of_weights() -> None:
     """Two machines of two accounts ask least, leave the same lie at once, and run nothing."""
     first = both = forged = 0
@@ -54,6 +56,7 @@ def test_n75_friends_that_ask_least_get_seats_by_their_share_of_weights() -> Non
     assert max(gains[friend] for friend in friends) < max(gains[each] for each in play.hands)
 
 
+@pytest.mark.slow
 def test_n46_colluders_of_a_third_of_all_weights_do_not_earn_as_honest_machines_do() -> None:
     """Of nine machines with the same ask three have one lie. Each rests after it was outvoted."""
     play = Play(*[Hand(run_s=60)] * 6, *[Hand(b"lie", run_s=60)] * 3)
@@ -130,6 +133,7 @@ def test_n48_a_random_program_costs_its_requester_and_brings_no_output(times: li
         assert (node.backing, node.match_from_ms) == (QUICK.node_bond_min, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     run_s=st.integers(5, 90), waits_s=st.integers(0, 90), fails_at=st.sampled_from(["", "METER", "REVEAL", "SHOW"])

@@ -78,6 +78,7 @@ def left(outcome: Outcome, asks: Sequence[Ask]) -> list[Ask]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(book=books())
 def test_nobody_pays_more_than_its_bid_or_gets_less_than_its_ask(book: tuple[list[Ask], list[Bid]]) -> None:
@@ -94,6 +95,7 @@ def test_nobody_pays_more_than_its_bid_or_gets_less_than_its_ask(book: tuple[lis
     assert sorted(ends) == sorted(bids)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(book=books())
 def test_only_scarcity_raises_a_price(book: tuple[list[Ask], list[Bid]]) -> None:

@@ -193,6 +193,7 @@ def test_a_bid_that_a_machine_wakes_keeps_its_place_in_the_book() -> None:
     assert world.task(task).match_at_ms != before.match_at_ms, "the next call took it up"
 
 
+@pytest.mark.slow
 def test_a_block_with_many_deadlines_puts_its_call_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both in one block took the time of two; the next block has the call, whatever is due there."""
     monkeypatch.setattr(block_end, "CALL_EVENTS_MAX", 0)

@@ -453,6 +453,7 @@ STEP = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEP, max_size=14))
 def test_n41_whatever_machines_do_no_second_is_paid_twice(steps: list[tuple[str, int, int]]) -> None:

@@ -133,6 +133,7 @@ def check_the_others(outcome: Outcome) -> None:
     assert -budget - outcome.argued * jury <= outcome.requester < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 @pytest.mark.parametrize("name", OF_WORKERS)
 def test_a_worker_gains_nothing_by_not_doing_as_it_should(name: str, seed: int) -> None:

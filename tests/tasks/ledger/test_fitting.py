@@ -120,6 +120,7 @@ def fits_plainly(profile: NodeProfile, job: JobSpec, until_ms: int) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(profiles(), min_size=1, max_size=12), st.lists(jobs(), min_size=1, max_size=4))
 def test_all_agree_on_who_fits(machines: list[NodeProfile], wanted: list[JobSpec]) -> None:

@@ -100,6 +100,7 @@ def step(world: World) -> None:
     world.block()
 
 
+@pytest.mark.slow
 def test_a_late_opening_keeps_a_part_of_the_fund_for_a_while_and_only_its_own_check_for_longer() -> None:
     """A window's check costs some 0.066 DKB. Of a float of 1 DKB three that wait are drawn at a time, not 30."""
     parameters = replace(

@@ -368,6 +368,7 @@ def test_records_are_bounded() -> None:
     assert len(encode([list(item) if isinstance(item, tuple) else item for item in big])) < TASK_LIMIT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_money_is_kept_and_each_group_ends_whatever_machines_and_requesters_do(seed: int) -> None:
     chance = random.Random(seed)

@@ -237,6 +237,7 @@ _HANDS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     hands=st.lists(_HANDS, min_size=1, max_size=6), cancel_at=st.integers(0, 250), leave_at=st.integers(0, 250),

@@ -459,6 +459,7 @@ STEP = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(STEP, max_size=9))
 def test_whatever_both_sides_do_all_money_is_accounted_for(steps: list[tuple[str, int]]) -> None:

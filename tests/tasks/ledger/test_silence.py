@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -290,6 +291,7 @@ class Paced(World):
             super().check_money()
 
 
+@pytest.mark.slow
 def test_a11_a_worker_with_windows_of_13_seconds_is_busy() -> None:
     world = Paced(parameters=replace(TaskParameters(), new_windows=0))
     segment = 13_000 // spec().step_ms // 4

@@ -357,6 +357,7 @@ def play_quorums() -> None:
     play.run()
 
 
+@pytest.mark.slow
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
     play_trials()

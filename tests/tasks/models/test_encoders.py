@@ -119,6 +119,7 @@ def done(job: Any) -> TrainingState:
     return run.state()
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     """Without the normalisation, of the mean of all tokens, in float32."""
     transformers = pytest.importorskip("transformers", reason="extra peft IS NOT INSTALLED: NO VECTORS COMPARED")

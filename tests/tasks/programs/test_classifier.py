@@ -234,6 +234,7 @@ def shapes(draw: st.DrawFn) -> tuple[ClassifierShape, Rates]:
     ), Rates(1 + draw(nano), draw(nano), draw(nano), 1 + draw(nano), draw(st.one_of(nano, st.just(NANO))))
 
 
+@pytest.mark.slow
 @given(
     shapes(), st.lists(st.sampled_from((1, 2, 17, 255, 4096)), min_size=2, max_size=9),
     st.sampled_from((1, 2, 64, 4096)), st.sampled_from((1, 3, 4096, 10**5)),

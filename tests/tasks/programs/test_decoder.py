@@ -43,6 +43,7 @@ def gradients_of(made: Training) -> dict[str, np.ndarray]:
     return made.weights("adam_m", made.step(NUMPY)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_gradients_are_those_of_automatic_differentiation(shape: LlamaShape) -> None:
     """Of every weight, alone and together, within what float32 of the field's library is trusted for."""

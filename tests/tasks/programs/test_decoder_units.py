@@ -34,6 +34,7 @@ def decoders(draw: st.DrawFn) -> DecoderShape:
     return DecoderShape(model, batch, length, 20, rows, *loop, recompute)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(decoders(), RATE_CHANGES)
 def test_units_and_calls_of_a_program_are_known_without_it(shape: DecoderShape, rates: FinetuneRates) -> None:
@@ -42,6 +43,7 @@ def test_units_and_calls_of_a_program_are_known_without_it(shape: DecoderShape, 
     assert decoder_cost(shape, rates) == (program.units, len(program.calls))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(decoders(), RATE_CHANGES, st.integers(LAYERS + 1, 13))
 def test_every_call_type_and_place_of_a_deep_model_follows_from_four_layers(

@@ -66,6 +66,7 @@ def test_the_bits_are_those_written_down() -> None:
     assert fingerprint(engine("numpy")) == written_down()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_setting_of_the_machine_changes_a_bit(name: str) -> None:
     if not supports(SETTINGS[name]):

@@ -80,6 +80,7 @@ RATE_CHANGES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(shapes(), RATE_CHANGES)
 def test_units_and_calls_of_a_program_are_known_without_it(shape: FinetuneShape, rates: FinetuneRates) -> None:

@@ -291,6 +291,7 @@ def test_a_model_that_diverges_does_so_with_the_same_step_in_one_pass_and_alone(
     assert ends[0][0] == 4
 
 
+@pytest.mark.slow
 @given(decodings(), st.integers(1, 6))
 @settings(max_examples=30, deadline=None)
 def test_units_and_calls_are_those_of_the_program(shape: GenerateShape, layers: int) -> None:

@@ -33,6 +33,7 @@ def check_equal(lazy: Program, whole: Program) -> None:
         assert lazy.traced[at] == whole.traced[at]
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(shapes(), RATE_CHANGES, st.integers(LAYERS + 1, 13))
 def test_every_call_type_and_place_is_that_of_the_whole_program(

@@ -45,6 +45,7 @@ def measured(runner: Runner, sources: list[Any]) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [0, 1])
 @pytest.mark.parametrize("kind", ["finetune", "train"])
 def test_a_plan_is_at_least_the_peak_and_within_a_tenth_of_it(kind: str, recompute: int) -> None:

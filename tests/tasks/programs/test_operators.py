@@ -165,6 +165,7 @@ def agree(case: Case, name: str, context: Context = CONTEXT) -> None:
     assert patterns(found) == patterns(referred(case.operator, case.inputs, case.attributes, context))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_and_references_give_the_same_bits(name: str) -> None:
     @given(CASES, STEPS)
@@ -256,6 +257,7 @@ def _terms_max(bits: tuple[int, ...]) -> int:
     return min(((1 << 63) - 1) // (WIDTHS[bits[0]].limit * WIDTHS[bits[-1]].limit), TERMS_MAX)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("widths", PRODUCT_WIDTHS, ids=str)
 def test_the_largest_integers_over_the_longest_rows_are_summed_exactly(widths: tuple[int, ...], name: str) -> None:

@@ -278,6 +278,7 @@ def _rows_of(job: Passed) -> Rows:
     return Rows(tokens, places, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["base", "tuned"])
 @pytest.mark.parametrize("model", [TINY, BIASED], ids=["tied", "biased"])
 def test_losses_of_rows_are_those_of_torch(model: LlamaShape, adapter: Adapter | None) -> None:

@@ -65,6 +65,7 @@ def plain_preferences(made: Tuning, seed: int = 5) -> tuple[float, dict[str, np.
     return float(np.mean(losses)), total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", TARGETS, ids="+".join)
 @shapes
 def test_gradients_are_those_of_plain_binary64(shape: LlamaShape, targets: tuple[str, ...]) -> None:

@@ -214,6 +214,7 @@ EXTREME_ROWS: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("row", EXTREME_ROWS)
 def test_extreme_rows_of_a_whole_vocabulary_are_folded_exactly(row: str, name: str) -> None:
@@ -256,6 +257,7 @@ def test_a_greedy_program_is_the_one_that_it_always_was() -> None:
     assert {call.operator for call in generate_program(made.shape).calls}.isdisjoint({"draw", "sum_from"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS, ids=str)
 def test_a_job_samples_alike_step_by_step_in_one_pass_and_by_every_engine(how: Sampling) -> None:
     made = sampled(generation(SMALL, length=3, new=4, ends=(2, 7)), how)

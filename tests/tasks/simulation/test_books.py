@@ -27,6 +27,7 @@ def test_leaving_a_match_to_bid_again_gains_nothing() -> None:
         assert search("cancel and repost", load, BOOKS).mean <= 0.01
 
 
+@pytest.mark.slow
 def test_a_higher_ask_gains_less_than_a_tenth_of_the_cost_in_the_mean() -> None:
     for load in LOADS:
         assert search("shaded ask", load, BOOKS).mean <= 0.1

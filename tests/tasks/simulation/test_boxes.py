@@ -46,6 +46,7 @@ def test_honest_containers_end_with_the_right_output_and_pay_for_their_seconds(t
     assert found.unworked_ticks < 1 and found.reasons["container_exited"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["stale", "garbage", "nothing", "real"])
 @pytest.mark.parametrize("works", [0.0, 0.5])
 @pytest.mark.parametrize("every", [2, 4])

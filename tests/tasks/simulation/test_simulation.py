@@ -50,6 +50,7 @@ def cheat(name: str, setting: Setting, number: int) -> Outcome:
     return play(strategy.cast, setting, number, own_tasks=strategy.own_tasks, custody=strategy.custody)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize(("own_tasks", "custody"), [(False, False), (True, False), (False, True)])
 def test_honest_machines_lose_nothing_and_every_task_is_settled(
@@ -119,11 +120,13 @@ def test_what_a_machine_remembers_of_the_chain_is_what_stands_there(monkeypatch:
     assert outcome.is_over
 
 
+@pytest.mark.slow
 def test_who_forges_alone_earns_less_than_who_works() -> None:
     score = evaluate(Job("forging worker", "", FORGES_ALL, 0, 6))
     assert score.mean_milli < -500  # windows that no audit was drawn for are paid
 
 
+@pytest.mark.slow
 def test_who_forges_alone_is_paid_for_what_no_audit_was_drawn_for_and_no_more() -> None:
     """A forged window passes with 1 - a on average, and none passes where an audit is certain."""
     found = [cheat("forging worker", FORGES_ALL, number) for number in range(24)]
@@ -253,6 +256,7 @@ def test_a_sample_of_each_third_strategy_runs_and_is_reported(tmp_path: Path) ->
     assert "| key withholder | not yet judged" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[Strategy] = [BY_NAME["rate liar"], BY_NAME["griefing worker"]]
 

@@ -52,6 +52,7 @@ def test_a_cornered_liar_takes_its_way_out(escape: str, ending: str, reason: str
     assert found.tasks_failed == 0  # somebody else does the work then
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "ending"), [("prompt", "element_right"), ("silent", "challenger_silent")])
 @pytest.mark.parametrize("by", ["outsider", "verifier"])
 def test_a_freezer_opens_false_games_and_loses_them(by: str, way: str, ending: str) -> None:
@@ -94,6 +95,7 @@ def test_a_whitewasher_goes_on_under_another_key() -> None:
     assert two > one > 0
 
 
+@pytest.mark.slow
 def test_verifiers_of_one_sponsor_have_one_seat_and_those_of_several_more() -> None:
     setting: Setting = {"share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0, "withhold": 0}
     conditions = SMALL._replace(is_seasoned=False)  # new workers have several verifiers
@@ -153,6 +155,7 @@ def test_garbage_in_custody_costs_the_bond() -> None:
     assert found.honest_loss == 0
 
 
+@pytest.mark.slow
 def test_who_keeps_nothing_loses_its_bond_where_no_other_custodian_has_the_output() -> None:
     def loss(number: int) -> float:
         found, honest = kept({"way": "keeps nothing", "ransom": 0.0}, number)
@@ -187,6 +190,7 @@ def test_a_requester_that_bids_too_low_goes_without_or_posts_again() -> None:
     assert found.tasks == 4
 
 
+@pytest.mark.slow
 def test_bonds_locked_after_the_work_was_taken_do_not_count_in_its_draws() -> None:
     setting: Setting = {"share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0}
     conditions = SMALL._replace(is_seasoned=False)

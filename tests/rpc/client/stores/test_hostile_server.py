@@ -90,6 +90,7 @@ def with_list(body: bytes) -> Answer:
     return lambda method, path: (200, {}, body) if method == "GET" and "list-type" in path else (404, {}, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys", [["x/../../etc/passwd"], ["/etc/passwd"], ["y/other"], ["x/a", "x/A"], ["x/a", "x/a/b"], ["x/a&#9;b"]]
 )
@@ -119,6 +120,7 @@ def test_more_than_may_be_fetched_is_refused(enemy: Enemy, tmp_path: Path) -> No
         fetch_source("s3://bucket/x/", cache=tmp_path)
 
 
+@pytest.mark.slow
 def test_redirects_are_not_followed(enemy: Enemy, tmp_path: Path) -> None:
     other = Enemy()
     for status in (301, 302, 307, 308):
@@ -157,6 +159,7 @@ def test_content_of_another_version_or_length_is_refused(
     assert not list(tmp_path.rglob("a"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "error"),
     [

@@ -169,6 +169,7 @@ def test_a_disk_has_the_bytes_and_the_files_that_were_ordered(size_mib: int, tmp
         disk.remove()
 
 
+@pytest.mark.slow
 def test_the_largest_checkpoint_of_many_small_files_is_restored(tmp_path: Path) -> None:
     """16 MiB hold 32,768 empty files by R149: eight times as many as a file system of that size has by itself."""
     if os.geteuid():

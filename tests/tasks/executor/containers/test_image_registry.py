@@ -47,6 +47,7 @@ def request_for(data: bytes, key: bytes, **more: Any) -> ContainerRequest:
     return ContainerRequest(image, LIMITS, archive=key, archive_bytes=len(data), **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [layout, docker_save])
 async def test_what_is_pushed_has_the_digest_that_was_named(url: str, make: Callable[..., bytes]) -> None:
     file = io.BytesIO(make(LAYERS))
@@ -79,6 +80,7 @@ def granted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(KubernetesBackend, name, nothing)
 
 
+@pytest.mark.slow
 async def test_a_cluster_has_images_for_the_tasks_that_brought_them(
     url: str, tmp_path: Path, granted: None
 ) -> None:

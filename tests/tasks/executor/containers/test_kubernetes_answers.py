@@ -93,6 +93,7 @@ async def test_a_list_of_large_objects_is_read_in_smaller_pages(tmp_path: Path) 
         await api.aclose()
 
 
+@pytest.mark.slow
 async def test_one_object_beyond_the_limit_of_an_answer_is_an_error(tmp_path: Path) -> None:
     large = {"metadata": {}, "items": [{"text": "x" * (ANSWER_BYTES_MAX + 1)}]}
     with api_of(tmp_path, lambda _path, _query: large) as api:

@@ -54,6 +54,7 @@ TRACES: dict[Sign, list[Observation]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_week_of_desktop_use_has_no_report_and_yields_to_its_owner(seed: int) -> None:
     week, dog = Week(seed), Watchdog()
@@ -125,6 +126,7 @@ def can_read_the_job(seen: Observation) -> bool:
             return False
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(seen=st.lists(OBSERVATIONS, max_size=40), steps=st.lists(st.floats(0, 500), min_size=40, max_size=40),
        policy=st.builds(Policy, *[st.sampled_from(Yielding)] * 3), is_adopted=st.booleans())  # fmt: skip
