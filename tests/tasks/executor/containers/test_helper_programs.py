@@ -409,6 +409,24 @@ def test_n82_a_container_with_too_many_processes_or_files_is_ended(
     assert found and watch.again_at > time.monotonic() + 5
 
 
+def test_n82_what_has_ended_is_not_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first process that reaps nobody keeps a bomb in the list; the agent still hands over why it ended."""
+    stats = {"/proc/self/root/": (1, 1), "/proc/7/root/": (1, 1), "/proc/9/root/": (1, 2)}
+
+    def stat(path: str) -> os.stat_result:
+        if path not in stats:
+            raise FileNotFoundError(path)
+        device, number = stats[path]
+        return os.stat_result((0, number, device, 0, 0, 0, 0, 0, 0, 0))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        patched.setattr(os, "listdir", lambda _path: ["1", "7", "8", "9", "self"])
+        assert helper_agent.has_others()
+        del stats["/proc/9/root/"]
+        assert not helper_agent.has_others() and helper_agent.processes() == 4
+
+
 def _no_process() -> int:
     raise BlockingIOError("no more processes")
 
