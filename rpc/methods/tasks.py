@@ -418,6 +418,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "start": nullable(_TUNED),
             "preference": nullable(obj({"beta_nano": NUMBER})),
             "recompute": nullable(obj({"layers": NUMBER})),
+            "packing": nullable(obj({"packed": NUMBER})),
             "pooling": obj({"name": STRING, "normalised": NUMBER}),
             "rates": obj({"name": STRING, "warmup_steps": NUMBER, "clip_nano": NUMBER}),
             "loop": obj(
@@ -506,6 +507,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "start",
             "preference",
             "recompute",
+            "packing",
             "pooling",
             "rates",
             "loop",

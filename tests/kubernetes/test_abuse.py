@@ -97,6 +97,7 @@ async def _ended(
     return ended, collected.log.decode()
 
 
+@pytest.mark.nightly
 async def test_n82_abuses_end_by_name_and_hurt_nobody(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,7 +203,7 @@ def test_validation_losses_are_those_of_the_rows_that_nobody_trains_on() -> None
 
 def test_the_best_matrices_are_those_of_the_lowest_validation_loss() -> None:
     """A rate that is far too high makes it rise again."""
-    made = changed(job(6, Rates(400_000_000), rows=8), train_rows=5, evaluate_every=1, keeps_best=1)
+    made = changed(job(6, Rates(500_000_000), rows=8), train_rows=5, evaluate_every=1, keeps_best=1)
     loop = made.job.loop(6)
     _, states = run(made)
     losses = np.frombuffer(states[-1][EVALUATION_LOSSES], dtype="<f4")[:6]
