@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from consensus import replica as r
-from consensus.simulation.cluster import Cluster, Node
+from consensus.simulation.cluster import Cluster, SimulatedNode
 from consensus.simulation.worlds import GENESIS_BLOCK, HashWorld, next_state_root
 from consensus.votes import Certificate
 from consensus.wire import (
@@ -41,7 +41,7 @@ class Adversary:
 
     def __init__(self, cluster: Cluster, account: int, rate: float) -> None:
         self._cluster = cluster
-        self._node: Node = cluster.nodes[account]
+        self._node: SimulatedNode = cluster.nodes[account]
         self._account = account
         self._rate = rate
         self._rng = cluster.rng

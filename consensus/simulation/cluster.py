@@ -32,7 +32,7 @@ from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import NOTARIZE, NULLIFY, Candidate, Vote, vote_digest, vrf_alpha
 
-__all__ = ["TIME_AHEAD_MS_MAX", "Cluster", "Network", "Node", "sim_parameters"]
+__all__ = ["TIME_AHEAD_MS_MAX", "Cluster", "Network", "SimulatedNode", "sim_parameters"]
 
 EVENTS_MAX: Final = 400_000
 """A run that needs more events than this has run away."""
@@ -80,7 +80,7 @@ class Network:
 
 
 @dataclass(slots=True)
-class Node:
+class SimulatedNode:
     """One process: its disk survives it, everything else is lost at a crash."""
 
     number: int
@@ -163,7 +163,7 @@ class Cluster:
         """By block: its leader's wall clock when it was built."""
         self.calls: dict[int, Callable[[], None]] = {}
         self.on_deliver: dict[int, Callable[[int, bytes, r.Decoded], None]] = {}
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self._forgetful: set[bytes] = set()
         self._actions: list[r.Action] = []
         """Of the step that is performed."""
@@ -176,10 +176,10 @@ class Cluster:
         for node in self.nodes:
             self._by_address.setdefault(node.address, []).append(node.number)
 
-    def _add_node(self, account: int, *, is_honest: bool) -> Node:
+    def _add_node(self, account: int, *, is_honest: bool) -> SimulatedNode:
         number = len(self.nodes)
         machine = self.world.machine(number, self.rng)
-        node = Node(number, account, self.world.address(account), is_honest, machine)
+        node = SimulatedNode(number, account, self.world.address(account), is_honest, machine)
         self.nodes.append(node)
         return node
 
@@ -218,7 +218,7 @@ class Cluster:
         self.now_ms = max(self.now_ms, until_ms)
         return is_done is not None and is_done()
 
-    def _handle(self, node: Node, what: Any, data: Any) -> None:
+    def _handle(self, node: SimulatedNode, what: Any, data: Any) -> None:
         replica = node.replica
         assert replica is not None
         if what == "message":
@@ -245,7 +245,7 @@ class Cluster:
         else:
             raise AssertionError(what)
 
-    def _deliver(self, node: Node, replica: r.Replica, sender: int, raw: bytes) -> None:
+    def _deliver(self, node: SimulatedNode, replica: r.Replica, sender: int, raw: bytes) -> None:
         self.trace = crc32(raw, self.trace ^ (self.now_ms << 8 | node.number) & 0xFFFFFFFF)
         decoded = self.decode(raw)
         if decoded is None:
@@ -255,7 +255,7 @@ class Cluster:
             hook(sender, raw, decoded)
         self._take_in(node, replica, self.nodes[sender].address, decoded)
 
-    def _take_in(self, node: Node, replica: r.Replica, sender: bytes, decoded: r.Decoded) -> None:
+    def _take_in(self, node: SimulatedNode, replica: r.Replica, sender: bytes, decoded: r.Decoded) -> None:
         try:
             inbound = replica.receive(sender, decoded)
         except DecodeError as error:
@@ -274,17 +274,17 @@ class Cluster:
             return
         self.perform(node, replica.admit(inbound, self._clock(node)))
 
-    def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
+    def _blame(self, node: SimulatedNode, replica: r.Replica, sender: bytes, reason: str) -> None:
         if sender in self._honest:
             raise Violation(f"an honest node is blamed: {reason}")
         self.perform(node, replica.blamed(sender, self._clock(node)))
 
-    def _clock(self, node: Node) -> int:
+    def _clock(self, node: SimulatedNode) -> int:
         return self.now_ms * node.clock_permille // 1000
 
     # Processes.
 
-    def start(self, node: Node) -> None:
+    def start(self, node: SimulatedNode) -> None:
         """Start a node from what its disk holds. Raises Violation when the guard refuses without a reason."""
         node.incarnation += 1
         node.timers.clear()
@@ -314,7 +314,7 @@ class Cluster:
         node.notarized = Notarizations(node.replica.core.all_certificates())
         self.perform(node, actions)
 
-    def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:
+    def _open_guard(self, node: SimulatedNode, epoch: int) -> tuple[Signer | None, Guard | None]:
         """Open the guard of the key that has the seat in an epoch; a new key gets an empty record."""
         if not node.votes:
             return None, None
@@ -336,7 +336,7 @@ class Cluster:
         node.guard = guard
         return signer, guard
 
-    def _key_in(self, node: Node, epoch: int) -> int:
+    def _key_in(self, node: SimulatedNode, epoch: int) -> int:
         """The key that the operator runs a node with: the one that has a seat, else the last one."""
         epoch_view = node.machine.epoch_view(epoch)
         seat = epoch_view.committee.seat_of(node.address) if epoch_view is not None else None
@@ -344,7 +344,7 @@ class Cluster:
             return node.key
         return self.world.key_of(node.account, epoch_view.committee.seats[seat].vote_key)
 
-    def _begin_epoch(self, node: Node, number: int) -> None:
+    def _begin_epoch(self, node: SimulatedNode, number: int) -> None:
         replica = node.replica
         assert replica is not None
         epoch_view = self._enter_epoch(node, number)
@@ -354,7 +354,7 @@ class Cluster:
             signer, guard = self._open_guard(node, number)
         self._perform_all(node, replica.begin_epoch(epoch_view, self._clock(node), signer=signer, guard=guard))
 
-    def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
+    def _enter_epoch(self, node: SimulatedNode, epoch: int) -> Epoch:
         epoch_view = node.machine.epoch_view(epoch)
         if epoch_view is None:
             raise Violation(f"node {node.number} does not know its own epoch {epoch}")
@@ -383,7 +383,7 @@ class Cluster:
         for node in self.nodes:
             self.start(node)
 
-    def crash(self, node: Node, restart_after_ms: int | None = None) -> None:
+    def crash(self, node: SimulatedNode, restart_after_ms: int | None = None) -> None:
         """Cut the power of a node; it restarts later from its disk."""
         if node.replica is None:
             return
@@ -395,14 +395,14 @@ class Cluster:
         if node.honest:
             self.oracle.saw_power_loss(node.number, height)
 
-    def _stop(self, node: Node, restart_after_ms: int | None) -> None:
+    def _stop(self, node: SimulatedNode, restart_after_ms: int | None) -> None:
         node.replica = None
         node.incarnation += 1
         node.fault_at = -1
         delay_ms = node.restart_after_ms if restart_after_ms is None else restart_after_ms
         self.call_at(self.now_ms + delay_ms, lambda: self._restart(node))
 
-    def _restart(self, node: Node) -> None:
+    def _restart(self, node: SimulatedNode) -> None:
         if node.replica is not None or node.halted is not None:
             return
         self.start(node)
@@ -410,7 +410,7 @@ class Cluster:
             if other.replica is not None and other.number != node.number:
                 self.perform(other, other.replica.connected(node.address))
 
-    def _fail(self, node: Node, failure: DiskFailed | PowerFailed) -> None:
+    def _fail(self, node: SimulatedNode, failure: DiskFailed | PowerFailed) -> None:
         """The process ends inside a durable operation."""
         if isinstance(failure, DiskFailed):
             self._stop(node, None)
@@ -425,7 +425,7 @@ class Cluster:
         elif node.fault is Fault.JOURNAL_FLIP and self._may_forget(node):
             node.journal_log.flip(self.rng)
 
-    def _may_forget(self, node: Node) -> bool:
+    def _may_forget(self, node: SimulatedNode) -> bool:
         """Whether its medium may lose what was synced: with no more than a third of the weight, as any fault.
 
         A quorum certifies what each of it has on disk. Had all of them lost it, the block would be gone for good.
@@ -440,7 +440,7 @@ class Cluster:
         self._forgetful.discard(node.address)
         return False
 
-    def _durable(self, node: Node, log: SimulatedLog | None, data: bytes | None) -> None:
+    def _durable(self, node: SimulatedNode, log: SimulatedLog | None, data: bytes | None) -> None:
         """Count a durable operation, and let it fail if it is its turn; ``data`` is None for a sync."""
         node.durable_operations += 1
         if node.fault_at < 0 or node.durable_operations < node.fault_at:
@@ -457,7 +457,7 @@ class Cluster:
 
     # Actions.
 
-    def perform(self, node: Node, actions: list[r.Action]) -> None:
+    def perform(self, node: SimulatedNode, actions: list[r.Action]) -> None:
         """Do what a replica says, in its order; a failure may come inside any durable operation."""
         if not actions:
             return
@@ -466,17 +466,17 @@ class Cluster:
         except (PowerFailed, DiskFailed) as failure:
             self._fail(node, failure)
 
-    def _perform_all(self, node: Node, actions: list[r.Action]) -> None:
+    def _perform_all(self, node: SimulatedNode, actions: list[r.Action]) -> None:
         self._actions = actions
         for action in actions:
             self._perform(node, action)
 
-    def _perform(self, node: Node, action: r.Action) -> None:
+    def _perform(self, node: SimulatedNode, action: r.Action) -> None:
         perform = _PERFORM.get(type(action))
         if perform is not None:  # of the others nothing follows here; CastVote, for one, is for metrics
             perform(self, node, action)
 
-    def _set_timer(self, node: Node, timer: c.SetTimer) -> None:
+    def _set_timer(self, node: SimulatedNode, timer: c.SetTimer) -> None:
         name, delay_ms = timer
         if name == c.ADVANCE:
             node.advance_ms = delay_ms
@@ -484,51 +484,51 @@ class Cluster:
         node.timers[name] = at_ms
         self._push(at_ms, node.number, node.incarnation, "timer", name)
 
-    def _broadcast(self, node: Node, action: r.Broadcast) -> None:
+    def _broadcast(self, node: SimulatedNode, action: r.Broadcast) -> None:
         self._release(node, action.data)
         self._tell_others(node, action.data)
 
-    def _tell_others(self, node: Node, data: bytes, what: str = "message") -> None:
+    def _tell_others(self, node: SimulatedNode, data: bytes, what: str = "message") -> None:
         source, send = node.number, self.send
         for target in range(len(self.nodes)):
             if target != source:
                 send(source, target, data, what)
 
-    def _send_to(self, node: Node, action: r.Send) -> None:
+    def _send_to(self, node: SimulatedNode, action: r.Send) -> None:
         self._release(node, action.data)
         for number in self._by_address.get(action.address, ()):
             if number != node.number:
                 self.send(node.number, number, action.data)
 
-    def _append(self, node: Node, append: r.Append) -> None:
+    def _append(self, node: SimulatedNode, append: r.Append) -> None:
         log = node.guard_log if append.log == r.GUARD else node.journal_log
         self._durable(node, log, append.data)
         log.pending += append.data
 
-    def _sync(self, node: Node, sync: r.Sync) -> None:
+    def _sync(self, node: SimulatedNode, sync: r.Sync) -> None:
         log = node.guard_log if sync.log == r.GUARD else node.journal_log
         self._durable(node, log, None)
         log.durable += log.pending
         log.pending = b""
 
-    def _replace(self, node: Node, replace: r.Replace) -> None:
+    def _replace(self, node: SimulatedNode, replace: r.Replace) -> None:
         # The new file stands beside the old one until it is whole: a failure leaves the old one.
         self._durable(node, None, b"")
         log = node.guard_log if replace.log == r.GUARD else node.journal_log
         log.durable, log.pending = replace.data, b""
 
-    def _enter_view(self, node: Node, enter: c.EnterView) -> None:
+    def _enter_view(self, node: SimulatedNode, enter: c.EnterView) -> None:
         node.entered = enter.view
 
-    def _keep_certificate(self, node: Node, keep: c.KeepCertificate) -> None:
+    def _keep_certificate(self, node: SimulatedNode, keep: c.KeepCertificate) -> None:
         node.notarized.add(keep.certificate)
         if node.honest:
             self.oracle.saw_certificate(keep.certificate)
 
-    def _ask_build(self, node: Node, build: c.Build) -> None:
+    def _ask_build(self, node: SimulatedNode, build: c.Build) -> None:
         self._later(node, "build", build)
 
-    def _ask_check(self, node: Node, check: c.Check) -> None:
+    def _ask_check(self, node: SimulatedNode, check: c.Check) -> None:
         block_hash = check.block_hash
         early_ms = self._made_ms.get(block_hash, 0) - TIME_AHEAD_MS_MAX - self.now_ms - node.ahead_ms
         if early_ms > 0:
@@ -537,7 +537,7 @@ class Cluster:
         else:
             self._later(node, "check", block_hash)
 
-    def _ask_execute(self, node: Node, execute: c.Execute) -> None:
+    def _ask_execute(self, node: SimulatedNode, execute: c.Execute) -> None:
         block_hash = execute.block_hash
         block = node.replica.block(block_hash) if node.replica is not None else None
         if block is not None:
@@ -548,53 +548,53 @@ class Cluster:
             if not any(isinstance(action, c.DropBlocks) and block_hash in action.block_hashes for action in later):
                 raise Violation("a replica asked for the execution of a block it does not hold")
 
-    def _ask_commit(self, node: Node, commit: c.Commit) -> None:
+    def _ask_commit(self, node: SimulatedNode, commit: c.Commit) -> None:
         # One commit after the other, as the writer of a database does it.
         node.commit_at_ms = max(node.commit_at_ms, self.now_ms + self.rng.randrange(0, 4))
         node.commits += 1
         self._push(node.commit_at_ms, node.number, node.incarnation, "committed", commit)
 
-    def _drop_blocks(self, node: Node, drop: c.DropBlocks) -> None:
+    def _drop_blocks(self, node: SimulatedNode, drop: c.DropBlocks) -> None:
         node.machine.drop(drop.block_hashes)
 
-    def _serve_block(self, node: Node, serve: r.ServeBlock) -> None:
+    def _serve_block(self, node: SimulatedNode, serve: r.ServeBlock) -> None:
         raw = node.machine.block(serve.block_hash)
         if raw is not None:
             self._reply(node, serve.address, BlockReply(raw))
 
-    def _serve_blocks(self, node: Node, serve: r.ServeBlocks) -> None:
+    def _serve_blocks(self, node: SimulatedNode, serve: r.ServeBlocks) -> None:
         window = node.machine.window(serve.from_height, serve.count_max)
         if window is not None:
             self._reply(node, serve.address, window)
 
-    def _next_epoch(self, node: Node, following: r.NextEpoch) -> None:
+    def _next_epoch(self, node: SimulatedNode, following: r.NextEpoch) -> None:
         self._begin_epoch(node, following.number)
 
-    def _redeliver(self, node: Node, again: r.Redeliver) -> None:
+    def _redeliver(self, node: SimulatedNode, again: r.Redeliver) -> None:
         # After the rest of the list: what follows from it must not come before what it follows.
         self._push(self.now_ms, node.number, node.incarnation, "again", (again.sender, again.decoded))
 
-    def _found(self, node: Node, found: c.FoundEquivocation) -> None:
+    def _found(self, node: SimulatedNode, found: c.FoundEquivocation) -> None:
         if node.honest:
             self.oracle.saw_evidence(found.equivocation)
         proof = node.machine.found(found.equivocation)
         if proof is not None:
             self._tell_others(node, proof, "evidence")
 
-    def _halted(self, node: Node, halt: c.Halt) -> None:
+    def _halted(self, node: SimulatedNode, halt: c.Halt) -> None:
         self._halt(node, halt.code)
 
-    def _halt(self, node: Node, code: str) -> None:
+    def _halt(self, node: SimulatedNode, code: str) -> None:
         node.halted = code
         node.replica = None
         node.incarnation += 1
         if node.honest and not (self.oracle.may_fork and code == "safety"):
             raise Violation(f"an honest node halted: {code}")
 
-    def _later(self, node: Node, what: str, data: Any) -> None:
+    def _later(self, node: SimulatedNode, what: str, data: Any) -> None:
         self._push(self.now_ms + self.rng.randrange(0, 4), node.number, node.incarnation, what, data)
 
-    def _reply(self, node: Node, address: bytes, message: Message) -> None:
+    def _reply(self, node: SimulatedNode, address: bytes, message: Message) -> None:
         self._perform(node, r.Send(address, encode_message(message), True))
 
     def send(self, source: int, target: int, data: bytes, what: str = "message") -> None:
@@ -613,7 +613,7 @@ class Cluster:
 
     # The machine.
 
-    def _build(self, node: Node, replica: r.Replica, build: c.Build) -> None:
+    def _build(self, node: SimulatedNode, replica: r.Replica, build: c.Build) -> None:
         alpha = vrf_alpha(self.world.genesis_hash, build.randomness, build.epoch, build.view)
         block = node.machine.build(
             build.parent_hash,
@@ -632,17 +632,17 @@ class Cluster:
             self.oracle.saw_block(header_hash(header), header.parent_hash, header.height, header.epoch)
         self.perform(node, replica.built(build, block, self._clock(node)))
 
-    def _check(self, node: Node, replica: r.Replica, block_hash: bytes) -> None:
+    def _check(self, node: SimulatedNode, replica: r.Replica, block_hash: bytes) -> None:
         block = replica.block(block_hash)
         is_valid = block is not None and node.machine.is_valid(block_hash, block, self._clock(node))
         self.perform(node, replica.step(c.BlockChecked(block_hash, is_valid), self._clock(node)))
 
-    def _execute(self, node: Node, replica: r.Replica, block_hash: bytes, block: Block) -> None:
+    def _execute(self, node: SimulatedNode, replica: r.Replica, block_hash: bytes, block: Block) -> None:
         roots = node.machine.execute(block_hash, block)
         if roots is not None:  # its branch was dropped meanwhile
             self.perform(node, replica.step(c.BlockExecuted(block_hash, *roots), self._clock(node)))
 
-    def _commit(self, node: Node, replica: r.Replica, commit: c.Commit) -> None:
+    def _commit(self, node: SimulatedNode, replica: r.Replica, commit: c.Commit) -> None:
         certificate, block_hashes = commit.certificate, commit.block_hashes
         try:
             self._durable(node, None, b"")
@@ -662,7 +662,7 @@ class Cluster:
         if node.honest and node.guard is not None and node.replica is not None and node.commits == 0:
             _probe_guard(node.guard, certificate.epoch, certificate.view)
 
-    def _committed(self, node: Node, commit: c.Commit) -> None:
+    def _committed(self, node: SimulatedNode, commit: c.Commit) -> None:
         certificate, block_hashes, _, nullified = commit
         views = (*nullified, *node.notarized.take(commit))
         written = node.machine.commit(block_hashes, certificate, views)
@@ -690,7 +690,7 @@ class Cluster:
             known = self._valid[check] = self.world.is_valid(check)
         return known
 
-    def _release(self, node: Node, data: bytes) -> None:
+    def _release(self, node: SimulatedNode, data: bytes) -> None:
         """Show the oracle what leaves a node."""
         if data in self._seen_data:
             return
@@ -733,7 +733,7 @@ class Cluster:
         return signed
 
 
-_PERFORM: Final[dict[type, Callable[[Cluster, Node, Any], None]]] = {
+_PERFORM: Final[dict[type, Callable[[Cluster, SimulatedNode, Any], None]]] = {
     c.SetTimer: Cluster._set_timer,
     r.Broadcast: Cluster._broadcast,
     r.Send: Cluster._send_to,

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.simulation.cluster import Cluster, Node
+from consensus.simulation.cluster import Cluster, SimulatedNode
 from consensus.simulation.disk import Fault, SimulatedLog
 from consensus.simulation.oracle import Violation
 from consensus.simulation.worlds import HashWorld, Member, World
@@ -91,16 +91,16 @@ class _Recording(Cluster):
         self._what = ""
         super().__init__(seed, world, honest)
 
-    def _perform(self, node: Node, action: r.Action) -> None:
+    def _perform(self, node: SimulatedNode, action: r.Action) -> None:
         if isinstance(action, r.Append | r.Sync | r.Replace):
             self._what = f"{type(action).__name__.lower()} {action.log}"
         super()._perform(node, action)
 
-    def _commit(self, node: Node, replica: r.Replica, commit: c.Commit) -> None:
+    def _commit(self, node: SimulatedNode, replica: r.Replica, commit: c.Commit) -> None:
         self._what = "commit"
         super()._commit(node, replica, commit)
 
-    def _durable(self, node: Node, log: SimulatedLog | None, data: bytes | None) -> None:
+    def _durable(self, node: SimulatedNode, log: SimulatedLog | None, data: bytes | None) -> None:
         if node.number == self.victim:
             self.done.append(self._what)
         super()._durable(node, log, data)

@@ -39,7 +39,8 @@ FETCH_S: Final = 600.0
 PIN: Final = "custody"
 ANSWERS_AT_ONCE: Final = 8
 """Answers to demands that the account can pay for beside its bonds; each brings back what it cost."""
-Place = tuple[bytes, int]
+CustodyId = tuple[bytes, int]
+"""A task, and a window of it or ``INPUT_WINDOW``."""
 
 
 class NoRoomToKeep(DekubeError):
@@ -74,10 +75,10 @@ class Keeper:
     ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs, self._blobs = ledger, wallet, inputs, blobs
         self._bytes_max, self._others = bytes_max, others
-        self._pinned: dict[Place, bytes] = {}
-        self._taking: dict[Place, _Kept] = {}
+        self._pinned: dict[CustodyId, bytes] = {}
+        self._taking: dict[CustodyId, _Kept] = {}
         """Blobs that this machine is about to sign for."""
-        self._bonds: dict[Place, int] = {}
+        self._bonds: dict[CustodyId, int] = {}
         """What it is about to lock for them."""
         self.tidy()  # duties wait until the node has caught up; an upload may ask for room before
 
@@ -148,7 +149,7 @@ class Keeper:
         _log.info("custody duty done", action=duty.action.name.lower(), task=duty.task, **what)
 
     @contextmanager
-    def room_for(self, place: Place) -> Iterator[None]:
+    def room_for(self, place: CustodyId) -> Iterator[None]:
         """Have room for a blob, also while others are signed for. Raises NoRoomToKeep."""
         kept = self._blob_of(*place)
         is_here = kept.name in self._pinned.values() or any(kept.name == one.name for one in self._taking.values())

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from consensus.simulation.adversary import Adversary
-from consensus.simulation.cluster import Node, sim_parameters
+from consensus.simulation.cluster import SimulatedNode, sim_parameters
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import cut_network, fork_network
 from node.simulation.operators import (
@@ -166,7 +166,9 @@ def _slashed(machine: WholeMachine, world: WholeWorld) -> dict[int, SlashRecord]
     return {account: record for account, record in records.items() if record is not None}
 
 
-def _check_branch(world: WholeWorld, side: Sequence[Node], is_forked: bool, faulty: frozenset[int]) -> int:
+def _check_branch(
+    world: WholeWorld, side: Sequence[SimulatedNode], is_forked: bool, faulty: frozenset[int]
+) -> int:
     """Check who has lost what on a branch, and who was paid. Raises Violation; returns how many were slashed."""
     for node in honest_of(side):
         machine = machine_of(node)

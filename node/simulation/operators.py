@@ -13,7 +13,7 @@ from consensus.events import ConsensusParameters, Epoch
 from consensus.evidence import evidence_of_certificates
 from consensus.guard import JOURNAL_CERTIFICATE, read_journal
 from consensus.guard_log import blocks_alone
-from consensus.simulation.cluster import Cluster, Node
+from consensus.simulation.cluster import Cluster, SimulatedNode
 from consensus.simulation.disk import SimulatedLog
 from consensus.simulation.oracle import Violation
 from consensus.simulation.worlds import World
@@ -57,29 +57,29 @@ class ForkingCluster(Cluster):
         """By node: the database and the journal that it had before it started from the genesis."""
         self.oracle = self.branches
 
-    def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
+    def _blame(self, node: SimulatedNode, replica: r.Replica, sender: bytes, reason: str) -> None:
         if sender in self._honest and self.branches.forks:
             self.perform(node, replica.blamed(sender, self._clock(node)))
             return
         super()._blame(node, replica, sender, reason)
 
-    def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
+    def _enter_epoch(self, node: SimulatedNode, epoch: int) -> Epoch:
         epoch_view = super()._enter_epoch(node, epoch)
         if node.honest:
             self.branches.saw_committee(epoch, epoch_view.committee)
         return epoch_view
 
-    def _perform(self, node: Node, action: r.Action) -> None:
+    def _perform(self, node: SimulatedNode, action: r.Action) -> None:
         super()._perform(node, action)
         if isinstance(action, c.FoundFork):
             self.convict(node, action.certificate)
 
-    def convict(self, node: Node, *certificates: Certificate) -> None:
+    def convict(self, node: SimulatedNode, *certificates: Certificate) -> None:
         """A node takes in certificates of a fork, as its consensus or a person brings them."""
         for equivocation in machine_of(node).convict(*certificates):
             super()._perform(node, c.FoundEquivocation(equivocation))
 
-    def accuse(self, node: Node, recorded: Iterable[Certificate]) -> None:
+    def accuse(self, node: SimulatedNode, recorded: Iterable[Certificate]) -> None:
         """A person brings a node what the databases of others say, two at a time where they contradict."""
         by_view: dict[tuple[int, int], list[Certificate]] = {}
         for certificate in dict.fromkeys(recorded):
@@ -89,28 +89,28 @@ class ForkingCluster(Cluster):
                 if evidence_of_certificates(one, other):
                     self.convict(node, one, other)
 
-    def bring_proofs(self, node: Node) -> None:
+    def bring_proofs(self, node: SimulatedNode) -> None:
         """A person brings a node every proof that there is."""
         for equivocation in tuple(self.branches.proofs):
             super()._perform(node, c.FoundEquivocation(equivocation))
 
 
-def machine_of(node: Node) -> WholeMachine:
+def machine_of(node: SimulatedNode) -> WholeMachine:
     """Return a node's machine."""
     assert isinstance(node.machine, WholeMachine)
     return node.machine
 
 
-def honest_of(nodes: Sequence[Node]) -> list[Node]:
+def honest_of(nodes: Sequence[SimulatedNode]) -> list[SimulatedNode]:
     """Return the honest of some nodes."""
     return [node for node in nodes if node.honest]
 
 
-def sides_of(cluster: ForkingCluster) -> list[list[Node]]:
+def sides_of(cluster: ForkingCluster) -> list[list[SimulatedNode]]:
     """The nodes that hear each other, of the sides that have any honest one."""
     blocked = cluster.network.blocked
     assert blocked is not None
-    sides: list[list[Node]] = []
+    sides: list[list[SimulatedNode]] = []
     for node in cluster.nodes:
         side = next((side for side in sides if not blocked(side[0].number, node.number)), None)
         if side is None:
@@ -120,7 +120,7 @@ def sides_of(cluster: ForkingCluster) -> list[list[Node]]:
     return [side for side in sides if honest_of(side)]
 
 
-def carry_proofs(cluster: ForkingCluster, sides: list[list[Node]]) -> None:
+def carry_proofs(cluster: ForkingCluster, sides: list[list[SimulatedNode]]) -> None:
     """Somebody who has seen both chains brings each what the nodes of both have on record, and all proofs."""
     recorded = _recorded(cluster)
     for side in sides:
@@ -138,7 +138,7 @@ def _recorded(cluster: ForkingCluster) -> list[Certificate]:
     ]
 
 
-def tallest(cluster: ForkingCluster, nodes: Sequence[Node]) -> Node:
+def tallest(cluster: ForkingCluster, nodes: Sequence[SimulatedNode]) -> SimulatedNode:
     """Return the honest node of some that has committed most."""
     return max(honest_of(nodes), key=lambda node: (cluster.branches.height(node.number), -node.number))
 
@@ -150,7 +150,7 @@ def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
     return one is not None and two is not None and one.block_hash == two.block_hash
 
 
-def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
+def decide(cluster: ForkingCluster, chosen: SimulatedNode | None = None) -> None:
     """People agree on a chain, the longest: who follows it starts again as it is, the others start over on it.
 
     Their guards stay, and who halts once more starts over too. Of a liar one process is left, of that chain if it
@@ -207,7 +207,7 @@ def _turn_back(cluster: ForkingCluster) -> bool:
     return True
 
 
-def _stop(cluster: ForkingCluster, node: Node) -> None:
+def _stop(cluster: ForkingCluster, node: SimulatedNode) -> None:
     """Stop a node. Where one halted, only its process has ended: its files have what it wrote."""
     if node.halted:
         for log in (*node.guard_logs.values(), node.journal_log):
@@ -215,19 +215,19 @@ def _stop(cluster: ForkingCluster, node: Node) -> None:
     cluster.crash(node, EVER_MS)
 
 
-def _start_over(cluster: ForkingCluster, node: Node) -> None:
+def _start_over(cluster: ForkingCluster, node: SimulatedNode) -> None:
     cluster.aside.setdefault(node.number, (machine_of(node), node.journal_log))
     node.journal_log = SimulatedLog()
     node.machine = machine_of(node).fresh()
     cluster.branches.starts_over(node.number)
 
 
-def _start_again(cluster: ForkingCluster, node: Node) -> None:
+def _start_again(cluster: ForkingCluster, node: SimulatedNode) -> None:
     node.halted = None
     cluster.start(node)
 
 
-def waits_for_proofs(side: Sequence[Node]) -> bool:
+def waits_for_proofs(side: Sequence[SimulatedNode]) -> bool:
     """Tell whether an honest node of a side has a proof that is not on its chain."""
     return any(machine_of(node).pending for node in honest_of(side))
 
@@ -282,13 +282,13 @@ def settle(cluster: ForkingCluster) -> bool:
     return False
 
 
-def _has_seat(world: World, node: Node) -> bool:
+def _has_seat(world: World, node: SimulatedNode) -> bool:
     epoch_view = node.machine.epoch_view(node.epoch)
     assert epoch_view is not None
     return epoch_view.committee.seat_of(world.address(node.account)) is not None
 
 
-def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
+def _is_led_astray(cluster: ForkingCluster, node: SimulatedNode) -> bool:
     """Whether a certificate of another chain leads a node past a view that no NULLIFY certificate lets through."""
     if node.halted:
         return False
@@ -309,7 +309,7 @@ def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
     )
 
 
-def _stands_locked(cluster: ForkingCluster, node: Node) -> bool:
+def _stands_locked(cluster: ForkingCluster, node: SimulatedNode) -> bool:
     """Whether what the running guards have recorded lets no certificate of a node's view be formed any more."""
     epoch_view = node.machine.epoch_view(node.epoch)
     if node.replica is None or epoch_view is None:

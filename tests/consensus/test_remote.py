@@ -9,7 +9,7 @@ import pytest
 
 from consensus import replica as r
 from consensus.guard import Guard, GuardRefused
-from consensus.simulation.cluster import Cluster, Node, sim_parameters
+from consensus.simulation.cluster import Cluster, SimulatedNode, sim_parameters
 from consensus.simulation.worlds import HashWorld
 from state.primitives.votes import Vote, vote_digest
 
@@ -27,7 +27,7 @@ class RemoteCluster(Cluster):
             for node in self.nodes
         ]
 
-    def start(self, node: Node) -> None:
+    def start(self, node: SimulatedNode) -> None:
         node.incarnation += 1
         node.timers.clear()
         node.commits = 0
@@ -45,7 +45,7 @@ class RemoteCluster(Cluster):
         self.perform(node, node.replica.start(self._clock(node)))
         self._push(self.now_ms + self.rng.randrange(300), node.number, node.incarnation, "opening", None)
 
-    def _handle(self, node: Node, what: Any, data: Any) -> None:
+    def _handle(self, node: SimulatedNode, what: Any, data: Any) -> None:
         replica, guard = node.replica, self._guards[node.number]
         assert replica is not None
         if what == "opening":
@@ -58,7 +58,7 @@ class RemoteCluster(Cluster):
         else:
             super()._handle(node, what, data)
 
-    def _ask(self, node: Node, replica: r.Replica, guard: Guard, request: r.RequestVote) -> None:
+    def _ask(self, node: SimulatedNode, replica: r.Replica, guard: Guard, request: r.RequestVote) -> None:
         if self.rng.random() < 0.1:
             self.perform(node, replica.vote_refused(request, is_final=False))
             return
@@ -83,7 +83,7 @@ class RemoteCluster(Cluster):
             return
         self._push(self.now_ms + self.rng.randrange(5), node.number, node.incarnation, "voted", (request, made))
 
-    def _perform(self, node: Node, action: r.Action) -> None:
+    def _perform(self, node: SimulatedNode, action: r.Action) -> None:
         if isinstance(action, r.RequestVote):
             at_ms = max(self._answer_ms.get(node.number, 0), self.now_ms + self.rng.randrange(5))
             self._answer_ms[node.number] = at_ms

@@ -17,7 +17,7 @@ from consensus.core.voting import Voter
 from consensus.guard import Guard
 from consensus.min_key_dict import MinKeyDict
 from consensus.reception import Reception
-from consensus.simulation.cluster import Cluster, Node
+from consensus.simulation.cluster import Cluster, SimulatedNode
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.worlds import HashWorld
@@ -289,7 +289,7 @@ def unverified(cluster: Cluster) -> None:
 def sends_before_sync(cluster: Cluster) -> None:
     perform = cluster.perform
 
-    def hasty(node: Node, actions: list[r.Action]) -> None:
+    def hasty(node: SimulatedNode, actions: list[r.Action]) -> None:
         late = (r.Append, r.Sync)
         perform(
             node, [a for a in actions if not isinstance(a, late)] + [a for a in actions if isinstance(a, late)]
@@ -301,7 +301,7 @@ def sends_before_sync(cluster: Cluster) -> None:
 def never_syncs(cluster: Cluster) -> None:
     original = cluster._perform
 
-    def lazy(node: Node, action: r.Action) -> None:
+    def lazy(node: SimulatedNode, action: r.Action) -> None:
         if not isinstance(action, r.Sync):
             original(node, action)
 
@@ -311,7 +311,7 @@ def never_syncs(cluster: Cluster) -> None:
 def loses_the_journal(cluster: Cluster) -> None:
     start = cluster.start
 
-    def forgetful(node: Node) -> None:
+    def forgetful(node: SimulatedNode) -> None:
         node.journal_log.durable = b""
         start(node)
 

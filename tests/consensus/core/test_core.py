@@ -10,7 +10,7 @@ from consensus.core.core import Core
 from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import DoppelgangerWatch
-from consensus.simulation.cluster import TIME_AHEAD_MS_MAX, Cluster, Node, sim_parameters
+from consensus.simulation.cluster import TIME_AHEAD_MS_MAX, Cluster, SimulatedNode, sim_parameters
 from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, decode_block, header_hash
 from state.primitives.committee import Committee, Seat
@@ -747,7 +747,7 @@ class TimedCluster(Cluster):
         for node, off_ms in zip(self.nodes, (-40, 0, 0, 40), strict=True):  # no two clocks are quite the same
             node.ahead_ms = ahead_ms if node.number == leader else off_ms
 
-    def perform(self, node: Node, actions: list[r.Action]) -> None:
+    def perform(self, node: SimulatedNode, actions: list[r.Action]) -> None:
         super().perform(node, actions)
         if (node.number, node.entered) not in self.entered:
             self.entered[node.number, node.entered] = self.now_ms, node.timers.get(c.LEADER, 0)

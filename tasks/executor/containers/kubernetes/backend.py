@@ -66,11 +66,11 @@ from tasks.executor.containers.kubernetes.manifests import (
     MAIN,
     RECEIVER,
     Cluster,
-    Place,
+    TaskNamespace,
     copy_room,
     job_body,
     namespace_body,
-    place_of,
+    namespace_of,
     pod_body,
     pod_spec,
     policy_body,
@@ -227,9 +227,9 @@ class KubernetesBackend:
         """Remove the folder of a task (``ContainerBackend``)."""
         await trio.to_thread.run_sync(_remove_folder, self.folder(task))
 
-    def place(self, task: bytes) -> Place:
+    def place(self, task: bytes) -> TaskNamespace:
         """Return where the objects of a task are."""
-        return place_of(self._options.prefix, self._node, task)
+        return namespace_of(self._options.prefix, self._node, task)
 
     # What the cluster grants
 
@@ -330,7 +330,7 @@ class KubernetesBackend:
                 await self._remove_place(place)
             self._at_work.discard(place.namespace)
 
-    async def _pulled(self, place: Place, request: ContainerRequest) -> None:
+    async def _pulled(self, place: TaskNamespace, request: ContainerRequest) -> None:
         deadline, waited_s = trio.current_time() + PULL_S, 0.0
         reason = ""
         while trio.current_time() < deadline:
@@ -376,7 +376,7 @@ class KubernetesBackend:
             raise
         _log.info("a container runs", task=task, image=request.image.reference)
 
-    async def _order(self, place: Place, request: ContainerRequest) -> None:
+    async def _order(self, place: TaskNamespace, request: ContainerRequest) -> None:
         try:
             for path, body in (
                 (_NAMESPACES, namespace_body(place)), (place.policies, policy_body(place)),
@@ -392,7 +392,9 @@ class KubernetesBackend:
         except EngineError as error:
             raise NotStarted(f"the cluster refuses the container: {error}") from None
 
-    async def _started(self, task: bytes, place: Place, request: ContainerRequest, fed: trio.Event) -> None:
+    async def _started(
+        self, task: bytes, place: TaskNamespace, request: ContainerRequest, fed: trio.Event
+    ) -> None:
         """Feed the pod and wait until its container runs. Raises NotStarted, NoRoom, SettingsDiffer."""
         places = [self.input_path(task, number) for number, _ in enumerate(request.mounts)]
         restored = self.folder(task) / RESTORED
@@ -430,7 +432,7 @@ class KubernetesBackend:
                     await send_inputs(self._api, path, places, restored if restored.is_dir() else None)
             await trio.sleep(START_LOOK_S)
 
-    async def _find(self, place: Place) -> tuple[Pod, dict[str, Any]] | None:
+    async def _find(self, place: TaskNamespace) -> tuple[Pod, dict[str, Any]] | None:
         """Return the pod of a place, the newest if the cluster shows more than one, None without one."""
         answer = await self._api.look(f"{place.path}/pods", limit="10")
         own = [
@@ -443,7 +445,7 @@ class KubernetesBackend:
         newest = max(own, key=lambda one: str(one["metadata"].get("creationTimestamp", "")))
         return read_pod(newest, answer.at), newest
 
-    async def _look(self, place: Place) -> Pod | None:
+    async def _look(self, place: TaskNamespace) -> Pod | None:
         found = await through_outage(partial(self._find, place), PATIENCE_S, LOOK_S)
         return None if found is None else found[0]
 
@@ -544,11 +546,11 @@ class KubernetesBackend:
         if pod is not None:
             await self._api.delete(f"{place.path}/pods/{pod.name}", gracePeriodSeconds=1)
 
-    async def _is_over(self, place: Place) -> bool:
+    async def _is_over(self, place: TaskNamespace) -> bool:
         pod = await self._look(place)
         return pod is None or pod.stage in (Stage.ENDED, Stage.GONE)
 
-    async def _signal(self, place: Place, signal: str) -> bool:
+    async def _signal(self, place: TaskNamespace, signal: str) -> bool:
         """Have the agent signal the container, and return whether there is one that does."""
         pod = await self._look(place)
         if pod is None or not pod.has_helper:
@@ -666,7 +668,7 @@ class KubernetesBackend:
         await trio.to_thread.run_sync(_remove_folder, self.socket_folder(task))
         self._why.pop(task, None)
 
-    async def _remove_place(self, place: Place) -> None:
+    async def _remove_place(self, place: TaskNamespace) -> None:
         """Remove a namespace of this node and wait until it is gone.
 
         Raises ContainerRefused for one of somebody else, and EngineUnavailable where it does not go.
@@ -704,7 +706,7 @@ class KubernetesBackend:
             if name in names or not name.startswith(f"{self._options.prefix}-{self._node.hex()[:12]}-"):
                 continue
             try:
-                await self._remove_place(Place(name, {}, ""))
+                await self._remove_place(TaskNamespace(name, {}, ""))
                 removed += 1
             except (ContainerRefused, EngineError, EngineUnavailable) as error:
                 failure = failure or error
@@ -734,9 +736,9 @@ def _ended(why: End | None, pod: Pod, up_s: float) -> Ended | None:
     return Ended(End.SIGNALLED if pod.exit.is_signal else End.EXITED, number, up_s)
 
 
-def _own(place: Place) -> Place:
+def _own(place: TaskNamespace) -> TaskNamespace:
     """Return a place that serves no task."""
-    return Place(place.namespace, {**place.labels, LABEL_TASK: "none"}, "")
+    return TaskNamespace(place.namespace, {**place.labels, LABEL_TASK: "none"}, "")
 
 
 def _task_of(annotations: object) -> bytes | None:

@@ -15,7 +15,13 @@ import trio
 from tasks.executor.containers.errors import ContainerRefused, EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
-from tasks.executor.containers.kubernetes.manifests import Cluster, Place, helper_pod, namespace_body, policy_body
+from tasks.executor.containers.kubernetes.manifests import (
+    Cluster,
+    TaskNamespace,
+    helper_pod,
+    namespace_body,
+    policy_body,
+)
 from tasks.executor.containers.kubernetes.refusals import is_passing
 from tasks.executor.containers.request import NOBODY
 
@@ -55,7 +61,7 @@ nc -w {_CONNECT_S} {address} {PORT} </dev/null | grep -q canary
 
 
 async def are_policies_enforced(
-    api: ClusterApi, place: Place, cluster: Cluster, remove: Callable[[Place], Awaitable[None]]
+    api: ClusterApi, place: TaskNamespace, cluster: Cluster, remove: Callable[[TaskNamespace], Awaitable[None]]
 ) -> tuple[bool, str]:
     """Return whether policies hold both ways, and else what was seen.
 
@@ -80,7 +86,7 @@ async def are_policies_enforced(
             await remove(place)
 
 
-async def create_pod(api: ClusterApi, place: Place, body: dict[str, Any], **params: str) -> dict[str, Any]:
+async def create_pod(api: ClusterApi, place: TaskNamespace, body: dict[str, Any], **params: str) -> dict[str, Any]:
     """Create a pod in a new namespace: its account and its quota come a moment after it. Raises EngineError."""
     last: EngineError | None = None
     with trio.move_on_after(PODS_S):
@@ -95,7 +101,7 @@ async def create_pod(api: ClusterApi, place: Place, body: dict[str, Any], **para
     raise last or EngineUnavailable(f"{place.namespace}: no pod was made within {PODS_S:.0f} s")
 
 
-async def _address(api: ClusterApi, place: Place, name: str) -> str:
+async def _address(api: ClusterApi, place: TaskNamespace, name: str) -> str:
     with trio.move_on_after(PODS_S):
         while True:
             status = (await api.get(f"{place.path}/pods/{name}")).get("status") or {}
@@ -105,7 +111,7 @@ async def _address(api: ClusterApi, place: Place, name: str) -> str:
     return ""
 
 
-async def _tell(api: ClusterApi, place: Place, address: str) -> tuple[bool, str]:
+async def _tell(api: ClusterApi, place: TaskNamespace, address: str) -> tuple[bool, str]:
     if not await _becomes(api, place, address, reachable=True):
         return False, "the canary pods do not reach each other without a policy, so nothing is shown"
     for kind, pod in (("Egress", "client"), ("Ingress", "server")):
@@ -119,7 +125,7 @@ async def _tell(api: ClusterApi, place: Place, address: str) -> tuple[bool, str]
     return True, ""
 
 
-async def _becomes(api: ClusterApi, place: Place, address: str, *, reachable: bool) -> bool:
+async def _becomes(api: ClusterApi, place: TaskNamespace, address: str, *, reachable: bool) -> bool:
     """Tell whether the one pod comes to reach the other, or no longer does, twice in a row."""
     in_row, deadline = 0, trio.current_time() + SETTLE_S
     while in_row < 2:

@@ -15,7 +15,7 @@ import trio
 
 from tasks.executor.containers.errors import EngineError, EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
-from tasks.executor.containers.kubernetes.manifests import Place, policy_body
+from tasks.executor.containers.kubernetes.manifests import TaskNamespace, policy_body
 
 __all__ = ["DriftWatch", "changed_part", "is_policy"]
 
@@ -50,7 +50,7 @@ def is_policy(ordered: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
 class DriftWatch:
     """Looks at the objects of one container while it runs."""
 
-    def __init__(self, api: ClusterApi, place: Place) -> None:
+    def __init__(self, api: ClusterApi, place: TaskNamespace) -> None:
         self._api, self._place = api, place
         self._pod: Mapping[str, Any] | None = None
         self._looked_at = float("-inf")

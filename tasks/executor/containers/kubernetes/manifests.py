@@ -42,13 +42,13 @@ __all__ = [
     "MAIN",
     "RECEIVER",
     "Cluster",
-    "Place",
+    "TaskNamespace",
     "copy_room",
     "helper_pod",
     "helper_user",
     "job_body",
     "namespace_body",
-    "place_of",
+    "namespace_of",
     "policy_body",
     "pull_pod",
     "quota_body",
@@ -114,7 +114,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskNamespace:
     """Where a task's objects are: the namespace, and the labels by which they are found again."""
 
     namespace: str
@@ -137,15 +137,15 @@ class Place:
         return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
 
 
-def place_of(prefix: str, node: bytes, task: bytes) -> Place:
+def namespace_of(prefix: str, node: bytes, task: bytes) -> TaskNamespace:
     """Return where the container of a task is. A name has 63 letters at most, so it has half of the task's id."""
     name = f"{prefix}-{node.hex()[:12]}-{task.hex()[:32]}"
     assert len(name) <= NAME_BYTES_MAX, "the prefix was checked when the options were read"
     labels = {LABEL_NODE: node.hex(), LABEL_TASK: task.hex()[:32], MANAGED: "dekube"}
-    return Place(name, labels, task.hex())
+    return TaskNamespace(name, labels, task.hex())
 
 
-def namespace_body(place: Place, *, level: str = "restricted") -> dict[str, Any]:
+def namespace_body(place: TaskNamespace, *, level: str = "restricted") -> dict[str, Any]:
     """Return the namespace, in which pods that are not ``restricted`` are refused."""
     security = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn", "audit")}
     versions = {f"pod-security.kubernetes.io/{mode}-version": "latest" for mode in ("enforce", "warn", "audit")}
@@ -159,7 +159,7 @@ def namespace_body(place: Place, *, level: str = "restricted") -> dict[str, Any]
 
 
 def policy_body(
-    place: Place, name: str = "deny-all", types: tuple[str, ...] = ("Ingress", "Egress"),
+    place: TaskNamespace, name: str = "deny-all", types: tuple[str, ...] = ("Ingress", "Egress"),
     pods: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a policy that denies all traffic of these types for some pods, for all pods where none are named."""
@@ -170,7 +170,7 @@ def policy_body(
     }  # fmt: skip
 
 
-def quota_body(place: Place, cluster: Cluster) -> dict[str, Any]:
+def quota_body(place: TaskNamespace, cluster: Cluster) -> dict[str, Any]:
     """Return a quota of one pod and of nothing that opens a door: no service, and no storage but its disk."""
     claims = "1" if cluster.storage_class else "0"
     hard = {"pods": "1", "services": "0", "persistentvolumeclaims": claims, "count/jobs.batch": "1"}
@@ -360,7 +360,7 @@ def pod_spec(request: ContainerRequest, cluster: Cluster) -> dict[str, Any]:
     return spec | cluster.pod_fields()
 
 
-def pod_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+def pod_body(request: ContainerRequest, cluster: Cluster, place: TaskNamespace) -> dict[str, Any]:
     """Return the pod alone, to ask the API server whether it would admit it."""
     return {
         "apiVersion": "v1", "kind": "Pod",
@@ -368,7 +368,7 @@ def pod_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[
     }  # fmt: skip
 
 
-def helper_pod(name: str, script: str, cluster: Cluster, place: Place, user: int) -> dict[str, Any]:
+def helper_pod(name: str, script: str, cluster: Cluster, place: TaskNamespace, user: int) -> dict[str, Any]:
     """Return a pod of its own with the helper's image, to look at the cluster with."""
     container = _helper("helper", cluster.helper_image, script, user, [])
     spec: dict[str, Any] = {
@@ -380,7 +380,7 @@ def helper_pod(name: str, script: str, cluster: Cluster, place: Place, user: int
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-def pull_pod(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+def pull_pod(request: ContainerRequest, cluster: Cluster, place: TaskNamespace) -> dict[str, Any]:
     """Return a pod that brings an image to a machine of the cluster and runs nothing of it.
 
     Its command is in no image, so the container is made and fails to start.
@@ -395,7 +395,7 @@ def pull_pod(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[
     return body
 
 
-def job_body(request: ContainerRequest, cluster: Cluster, place: Place) -> dict[str, Any]:
+def job_body(request: ContainerRequest, cluster: Cluster, place: TaskNamespace) -> dict[str, Any]:
     """Return the Job, which makes one pod and never a second one."""
     return {
         "apiVersion": "batch/v1", "kind": "Job",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tasks.executor.containers.kubernetes.api import ClusterApi
-from tasks.executor.containers.kubernetes.manifests import Place
+from tasks.executor.containers.kubernetes.manifests import TaskNamespace
 
 __all__ = ["is_passing", "read_refusal", "refusal_of"]
 
@@ -20,7 +20,7 @@ def is_passing(text: str) -> bool:
     return any(one in text for one in _PASSING)
 
 
-async def refusal_of(api: ClusterApi, place: Place) -> str:
+async def refusal_of(api: ClusterApi, place: TaskNamespace) -> str:
     """Return why the cluster makes no pod for the Job of a place, empty if nothing tells it or it passes.
 
     A dry run does not find all of it: a server that has not yet heard of a quota lets a pod through. Raises

@@ -7,7 +7,7 @@ from tasks.executor.containers.errors import EngineUnavailable
 from tasks.executor.containers.kubernetes.api import ClusterApi
 from tasks.executor.containers.kubernetes.comparing import check_made
 from tasks.executor.containers.kubernetes.exec_stream import answer_of
-from tasks.executor.containers.kubernetes.manifests import Place
+from tasks.executor.containers.kubernetes.manifests import TaskNamespace
 from tasks.executor.containers.kubernetes.secret_objects import (
     IN_HELPER,
     LOGIN,
@@ -21,21 +21,21 @@ from tasks.executor.containers.request import ContainerRequest
 __all__ = ["forget_objects", "put_login", "put_variables", "send_files"]
 
 
-async def put_login(api: ClusterApi, place: Place, request: ContainerRequest) -> None:
+async def put_login(api: ClusterApi, place: TaskNamespace, request: ContainerRequest) -> None:
     """Give the kubelet the login for the image's registry, if there is one. Raises SettingsDiffer, EngineError."""
     if request.secrets.login is not None:
         body = login_body(request.image, request.secrets.login, place.labels)
         check_made(body, await api.create(f"{place.path}/secrets", body))
 
 
-async def put_variables(api: ClusterApi, place: Place, request: ContainerRequest) -> None:
+async def put_variables(api: ClusterApi, place: TaskNamespace, request: ContainerRequest) -> None:
     """Give the kubelet the values of secret variables, if there are any. Raises SettingsDiffer, EngineError."""
     if request.secrets.variables:
         body = variables_body(request.secrets, place.labels)
         check_made(body, await api.create(f"{place.path}/secrets", body))
 
 
-async def forget_objects(api: ClusterApi, place: Place, secrets: ContainerSecrets) -> None:
+async def forget_objects(api: ClusterApi, place: TaskNamespace, secrets: ContainerSecrets) -> None:
     """Delete what the two functions above made. Raises EngineUnavailable, EngineError."""
     if secrets.variables:
         await api.delete(f"{place.path}/secrets/{VARIABLES}")

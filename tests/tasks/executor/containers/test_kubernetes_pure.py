@@ -36,7 +36,7 @@ from tasks.executor.containers.kubernetes.manifests import (
     helper_pod,
     job_body,
     namespace_body,
-    place_of,
+    namespace_of,
     pod_spec,
     policy_body,
     pull_pod,
@@ -54,7 +54,7 @@ from tests.fuzz.targets.kubernetes import KUBECONFIG, NOW, POD
 GPU = "nvidia.com/gpu"
 NODE, TASK = b"\x01" * 20, bytes(range(32))
 CLUSTER = Cluster(helper_image="example.test/helper@sha256:" + "0" * 64)
-PLACE = place_of("dekube", NODE, TASK)
+PLACE = namespace_of("dekube", NODE, TASK)
 
 
 def request(**fields: Any) -> ContainerRequest:

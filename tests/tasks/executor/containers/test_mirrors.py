@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasks.custody.secrets import ContainerSecrets
 from tasks.executor.containers.backend import End
 from tasks.executor.containers.errors import ContainerRefused, ImageUnavailable
-from tasks.executor.containers.kubernetes.manifests import Cluster, main_container, place_of, pull_pod
+from tasks.executor.containers.kubernetes.manifests import Cluster, main_container, namespace_of, pull_pod
 from tasks.executor.containers.mirrors import MIRRORS_MAX, parse_mirrors
 from tasks.executor.containers.request import ContainerRequest, Image, Limits
 from tests.container_engine import running_registry, skip_without
@@ -76,7 +76,7 @@ def test_n67_the_login_of_a_task_is_shown_to_no_mirror() -> None:
     plain = ContainerRequest(Image("busybox", DIGEST), limits)
     sealed = replace(plain, secrets=ContainerSecrets(login=("user", "word")))
     cluster = Cluster(helper_image="h", mirrors=parse_mirrors(ROWS))
-    place = place_of("dekube", bytes(20), bytes(32))
+    place = namespace_of("dekube", bytes(20), bytes(32))
     for request, name in ((plain, "mirror.example/hub/library/busybox"), (sealed, "busybox")):
         pulled = pull_pod(request, cluster, place)["spec"]["containers"][0]["image"]
         assert main_container(request, cluster)["image"] == pulled == f"{name}@sha256:{DIGEST.hex()}"
