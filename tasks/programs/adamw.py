@@ -77,7 +77,7 @@ def adamw(
         )
     ]
     # The parameter follows from the rounded moments. No call reads what is stored, so they are rounded apart.
-    m, v = (build.call("load", build.call("store", moment, attributes=(MOMENT_LIMIT,))) for moment in moments)
+    m, v = (build.binary32(moment, MOMENT_LIMIT) for moment in moments)
     stored_m, stored_v = (build.call("store", moment, attributes=(MOMENT_LIMIT,)) for moment in (m, v))
     root = build.call("square_root", build.call("multiply", v, unbias))
     divisor = build.call("add", root, build.constant(rates.epsilon_nano / NANO))

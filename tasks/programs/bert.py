@@ -104,7 +104,7 @@ class BertLayers:
         rows = build.call("bound", build.call("divide", rest, root), attributes=(_NORMED_EXPONENT,))
         found = build.call("multiply", rows, self.vector(name))
         found = build.call("add", found, self.vector(f"{name}_bias"))
-        return build.call("load", build.call("store", found, attributes=(STREAM_LIMIT,)))
+        return build.binary32(found, STREAM_LIMIT)
 
     def _attended(self, values: int, at: str) -> int:
         """Return what the heads of a layer read, joined."""

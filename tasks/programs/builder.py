@@ -79,6 +79,10 @@ class Builder:
         """Return the sum of each row."""
         return self.call("row_sum", values, self.call("row_exponent", values, attributes=(SUM_BITS,)))
 
+    def binary32(self, values: int, limit: int) -> int:
+        """Return values rounded to binary32, as a store rounds them: one of 2^limit or more has diverged."""
+        return self.call("load", self.call("store", values, attributes=(limit,)))
+
     def computation(self, *results: int) -> Computation:
         """Return all calls, for these results."""
         return Computation(self._sources, tuple(self._numbers), results, OPERATORS)

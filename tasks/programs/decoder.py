@@ -214,7 +214,7 @@ class _Step(TrainedLayers):
 
     def _whole(self, name: str) -> int:
         """Return the gradient of a weight over all tokens of an update, as far as it has come."""
-        found = self.kept(self.gradients[name])
+        found = self.build.binary32(self.gradients[name], GRADIENT_LIMIT)
         return self._looping.whole(name, found) if self._job.is_gated else found
 
     def _mark(self, part: Part, layer: int = ONCE) -> None:
@@ -260,7 +260,8 @@ class _Step(TrainedLayers):
         # At most 1 as it is; to bound it says so.
         shares = build.call("bound", build.call("divide", powers, norms), attributes=(0,))
         surplus = build.call("multiply", build.call("subtract", shares, wanted), share)
-        return loss, self.kept(self.through_norm(norm, "norm", self.back(self.head, surplus)))
+        last = self.through_norm(norm, "norm", self.back(self.head, surplus))
+        return loss, self.build.binary32(last, GRADIENT_LIMIT)
 
     def _embedding(self, tokens: int, gradient: int) -> None:
         """Note the gradients of embedding and positions: with that of the logits if both have one matrix."""

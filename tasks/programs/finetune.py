@@ -426,13 +426,9 @@ class _Step(Layers):
         found = self.build.call("load_integers", rows, attributes=(0, most))
         return self.build.call("split_heads", found, attributes=(self._job.batch, self._job.parts * width))
 
-    def _kept(self, values: int) -> int:
-        """Return values rounded to binary32."""
-        return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
-
     def _whole(self, name: str) -> int:
         """Return the gradient of a matrix over all trained tokens of an update, as far as it has come."""
-        found = self._kept(self._gradients[name])
+        found = self.build.binary32(self._gradients[name], GRADIENT_LIMIT)
         return self._looping.whole(name, found) if self._job.is_gated else found
 
     def _transposed(self, values: int) -> int:
@@ -488,7 +484,7 @@ class _Step(Layers):
             job.model, build, batch=self.batch, length=self.length, first=self.first, kind=SourceKind.MODEL
         )
         # The same numbers in a tensor of its own: otherwise the first layer would share calls with that above.
-        stream = build.call("load", build.call("store", first, attributes=(STREAM_LIMIT,)))
+        stream = build.binary32(first, STREAM_LIMIT)
         for number in range(job.model.layers):
             self._mark(Part.REFERENCE, number)
             stream = self._reference.layer(stream, number).stream
@@ -577,7 +573,8 @@ class _Step(Layers):
         surplus = build.call("multiply", build.call("subtract", shares, wanted), share)
         gradient = self._through_norm(norm, self.folded(surplus, self.weight(self.head), 1, HEAD_BITS))
         slots = self._column(SLOTS, job.length, job.slots)
-        return loss, self._kept(build.call("gather_groups", gradient, slots, attributes=(self.batch,)))
+        gathered = build.call("gather_groups", gradient, slots, attributes=(self.batch,))
+        return loss, build.binary32(gathered, GRADIENT_LIMIT)
 
     def _through_norm(self, norm: Normed, gradient: int) -> int:
         build = self.build

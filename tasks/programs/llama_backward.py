@@ -13,7 +13,6 @@ from tasks.programs.builder import Builder
 from tasks.programs.gelu import Bent, gelu_slope
 from tasks.programs.llama_layers import TRAINED_BITS, Attended, Gated, Layer, Layers, Normed
 from tasks.programs.llama_shape import FUSED, LlamaShape
-from tasks.programs.looped import GRADIENT_LIMIT
 from tasks.programs.program import SourceKind
 
 __all__ = ["TrainedLayers"]
@@ -56,10 +55,6 @@ class TrainedLayers(Layers):
     def transposed(self, values: int) -> int:
         """Return rows as columns."""
         return self.build.call("transpose", values)
-
-    def kept(self, values: int) -> int:
-        """Return values rounded to binary32."""
-        return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
 
     def columns_product(self, gradient: int, values: int) -> int:
         """Return the products of each column of a gradient with each column of what a weight was applied to."""

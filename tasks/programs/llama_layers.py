@@ -257,9 +257,7 @@ class Layers:
 
     def rounded(self, stream: int, change: int) -> int:
         """Return the sum, rounded to binary32."""
-        build = self.build
-        stored = build.call("store", build.call("add", stream, change), attributes=(STREAM_LIMIT,))
-        return build.call("load", stored)
+        return self.build.binary32(self.build.call("add", stream, change), STREAM_LIMIT)
 
     def normed(self, values: int, name: str) -> Normed:
         """Return the rows divided by their root mean squares, times the norm's weights.

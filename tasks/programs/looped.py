@@ -151,10 +151,6 @@ class LoopCalls:
         self._build, self._shape, self._loop, self._state, self._stores = build, shape, loop, state, stores
         self._share = self._is_best = -1
 
-    def _kept(self, values: int) -> int:
-        build = self._build
-        return build.call("load", build.call("store", values, attributes=(GRADIENT_LIMIT,)))
-
     def _flag(self, name: str) -> int:
         return self._build.call("loop_flag", attributes=(*self._loop, FLAGS.index(name)))
 
@@ -167,7 +163,7 @@ class LoopCalls:
         goes_on = self._flag("goes_on")
         found: list[int] = []
         for name, new in ((SUM_LOSS, loss), (SUM_TOKENS, tokens)):
-            found.append(self._kept(build.call("add", self._state(name), new)))
+            found.append(build.binary32(build.call("add", self._state(name), new), GRADIENT_LIMIT))
             rest = build.call("multiply", found[-1], goes_on)
             self._stores[name] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
         # A count is no less than zero. Its bounds do not say so, those of the square of its root do.
@@ -189,7 +185,7 @@ class LoopCalls:
         losses = build.call("select", place, mean, self._state(EVALUATION_LOSSES))
         self._stores[EVALUATION_LOSSES] = build.call("store", losses, attributes=(GRADIENT_LIMIT,))
         # Both are rounded to binary32 first: the losses that a state shows decide.
-        lower = build.call("subtract", best, self._kept(mean))
+        lower = build.call("subtract", best, build.binary32(mean, GRADIENT_LIMIT))
         lower = build.call("select", self._flag("begins"), build.constant(1.0), lower)
         self._is_best = build.call("select", self._flag("evaluates"), lower, build.constant(0.0))
         lowest = build.call("select", self._is_best, mean, best)
@@ -203,10 +199,10 @@ class LoopCalls:
         build, found = self._build, gradient
         if self._shape.accumulate > 1:
             key = f"{GRADIENT}/{name}"
-            found = self._kept(build.call("add", self._state(key), found))
+            found = build.binary32(build.call("add", self._state(key), found), GRADIENT_LIMIT)
             rest = build.call("multiply", found, self._flag("goes_on"))
             self._stores[key] = build.call("store", rest, attributes=(GRADIENT_LIMIT,))
-        return self._kept(build.call("multiply", found, self._share))
+        return build.binary32(build.call("multiply", found, self._share), GRADIENT_LIMIT)
 
     def gate(self) -> Gate:
         """Return which steps update, and the number of the update."""
