@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
+
+from state.primitives.crc32c import masked_crc32c
 
 __all__ = ["FILE", "Scalar", "event_file"]
 
 FILE: Final = "events.out.tfevents.0.dekube"
 """Name of a file. TensorBoard reads files with ``tfevents`` in their names."""
 VERSION: Final = b"brain.Event:2"
-_POLYNOMIAL: Final = 0x82F63B78
-"""CRC-32C (Castagnoli), reflected."""
-_MASK: Final = 0xA282EAD8
 _LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
 """The largest number of a curve: a container may report any float64."""
 
@@ -62,25 +61,8 @@ def _varint(value: int) -> bytes:
 
 def _record(event: bytes) -> bytes:
     size = struct.pack("<Q", len(event))
-    return size + _masked(size) + event + _masked(event)
+    return size + _checksum(size) + event + _checksum(event)
 
 
-def _table() -> Sequence[int]:
-    found = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        found.append(value)
-    return found
-
-
-_TABLE: Final = _table()
-
-
-def _masked(data: bytes) -> bytes:
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8
-    value ^= 0xFFFFFFFF
-    return struct.pack("<I", ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF)
+def _checksum(data: bytes) -> bytes:
+    return struct.pack("<I", masked_crc32c(data))

@@ -18,34 +18,14 @@ import os
 from pathlib import Path
 from typing import Final
 
+from state.primitives.crc32c import masked_crc32c
+
 __all__ = ["cut_tail", "torn_at"]
 
 BLOCK_BYTES: Final = 32 * 1024
 HEADER_BYTES: Final = 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 _log = logging.getLogger(__name__)  # also of commands that set up no log: a line on standard error
-_MASK_DELTA: Final = 0xA282EAD8
-_POLYNOMIAL: Final = 0x82F63B78
-
-
-def _table() -> tuple[int, ...]:
-    rows = []
-    for row in range(256):
-        for _ in range(8):
-            row = (row >> 1) ^ (_POLYNOMIAL if row & 1 else 0)
-        rows.append(row)
-    return tuple(rows)
-
-
-_TABLE: Final = _table()
-
-
-def _masked_crc(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _is_whole(data: bytes, at: int, end: int) -> bool:
@@ -54,7 +34,7 @@ def _is_whole(data: bytes, at: int, end: int) -> bool:
     return (
         stop <= end
         and data[at + 6] in (FULL, FIRST, MIDDLE, LAST)
-        and _masked_crc(data[at + 6 : stop]) == int.from_bytes(data[at : at + 4], "little")
+        and masked_crc32c(data[at + 6 : stop]) == int.from_bytes(data[at : at + 4], "little")
     )
 
 

@@ -13,6 +13,7 @@ from state.primitives.address import format_address, parse_address
 from state.primitives.blocks import decode_block, decode_header, encode_block, encode_header
 from state.primitives.codec import decode, encode
 from state.primitives.committee import Committee
+from state.primitives.crc32c import masked_crc32c
 from state.primitives.errors import (
     ConfigError,
     DecodeError,
@@ -37,7 +38,7 @@ from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction
 from state.primitives.typed_data import parse_typed_data
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
-from state.store.log_tail import _masked_crc, torn_at
+from state.store.log_tail import torn_at
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (
     Bounds,
@@ -184,7 +185,7 @@ def check_proof(data: bytes) -> None:
 def log_record(body: bytes) -> bytes:
     """Return a whole piece of the database's log."""
     kind = b"\1" + body
-    return _masked_crc(kind).to_bytes(4, "little") + len(body).to_bytes(2, "little") + kind
+    return masked_crc32c(kind).to_bytes(4, "little") + len(body).to_bytes(2, "little") + kind
 
 
 def read_log(data: bytes) -> None:
