@@ -274,10 +274,7 @@ def _egress(fields: JobFields) -> tuple[str, ...]:
 
 def _level(fields: JobFields, output: str, process: Process) -> int:
     """Return the level of assurance: 1 for an image that is declared deterministic."""
-    value = fields.value("deterministic") if fields.has("deterministic") else False
-    if type(value) is not bool:
-        raise fields.wrong("deterministic", "deterministic: true or false expected")
-    if not value:
+    if not fields.truth("deterministic"):
         return LEVEL_METERED
     if process.egress:
         raise fields.wrong(
@@ -340,13 +337,11 @@ def _checkpoint(fields: JobFields) -> Checkpoint | None:
 
 def _allows(fields: JobFields) -> int:
     """Return what is put up with: a machine that leaves when its owner wishes, one that does not isolate."""
-    value = fields.value("interruptible") if fields.has("interruptible") else True
-    if type(value) is not bool:
-        raise fields.wrong("interruptible", "interruptible: true or false expected")
+    may_leave = fields.truth("interruptible", otherwise=True)
     allowed = fields.listed("allow") or []
     if any(type(one) is not str or one not in ALLOWED for one in allowed) or len(set(allowed)) != len(allowed):
         raise fields.wrong("allow", f"allow: a list of {', '.join(ALLOWED)} expected, each once")
-    return int(sum(ALLOWED[one] for one in allowed)) + int(Allowance.LEAVING if value else 0)
+    return int(sum(ALLOWED[one] for one in allowed)) + int(Allowance.LEAVING if may_leave else 0)
 
 
 def _bounded(fields: JobFields, name: str, otherwise: int, least: int, most: int) -> int:
@@ -426,9 +421,7 @@ def _environment(fields: JobFields) -> tuple[str, ...]:
 
 def _seal(fields: JobFields, part: ContainerPart) -> SealRequest:
     """Return what is sealed. Raises RequestInvalid, which shows no value: it might be the secret itself."""
-    is_private = fields.value("private") if fields.has("private") else False
-    if type(is_private) is not bool:
-        raise fields.wrong("private", "private: true or false expected")
+    is_private = fields.truth("private")
     secrets = tuple(_secret(fields, item) for item in fields.listed("secrets") or ())
     targets = [secret.target for secret in secrets]
     if len(targets) > SECRETS_MAX or len(set(targets)) != len(targets):

@@ -128,6 +128,13 @@ class JobFields:
             raise self.wrong(name, f"{name}: at most nine digits after the point")
         return int(found)
 
+    def truth(self, name: str, *, otherwise: bool = False) -> bool:
+        """Return true or false."""
+        value = self._values.get(name, otherwise)
+        if type(value) is not bool:
+            raise self.wrong(name, f"{name}: true or false expected")
+        return value
+
     def choice(self, name: str, choices: Sequence[str], otherwise: str) -> str:
         """Return one of several texts."""
         if (value := self.text(name, otherwise)) not in choices:

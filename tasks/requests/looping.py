@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from tasks.programs.operators.scalars import NANO
 from tasks.requests.fields import JobFields
 
-__all__ = ["KEPT", "LOOP_TEXTS", "LOOP_WHOLE", "RECOMPUTE", "LoopFields", "loop_fields", "recompute_of"]
+__all__ = ["KEPT", "LOOP_TEXTS", "LOOP_WHOLE", "RECOMPUTE", "LoopFields", "loop_fields"]
 
 KEPT: Final = ("last", "best")
 """Which state is the result."""
@@ -50,14 +50,6 @@ def loop_fields(fields: JobFields) -> LoopFields:
         save_every=fields.whole("save_every", 0),
         window_steps=fields.whole("window_steps", 0),
     )
-
-
-def recompute_of(fields: JobFields) -> bool:
-    """Tell whether layers are to be computed again in the way back. Raises RequestInvalid."""
-    value = fields.value(RECOMPUTE) if fields.has(RECOMPUTE) else False
-    if type(value) is not bool:
-        raise fields.wrong(RECOMPUTE, f"{RECOMPUTE}: true or false expected")
-    return value
 
 
 def _validation(fields: JobFields) -> tuple[int, str]:

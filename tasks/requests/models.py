@@ -29,12 +29,8 @@ class NamedModel(NamedTuple):
 
 def model_of(fields: JobFields) -> NamedModel:
     """Return the model that a request names. Raises RequestInvalid."""
-    if not fields.text("model").startswith(BY_TASK):
-        if fields.has("tokenizer"):
-            raise fields.wrong("tokenizer", "tokenizer: only for a model of a task; others have their own")
-        return NamedModel(fields.path("model"), adapter_of(fields))
     tuned = adapter_of(fields)
-    if tuned is not None:
+    if tuned is not None or not fields.text("model").startswith(BY_TASK):
         model, tokenizer = base_of(fields)
         return NamedModel(model, tuned, tokenizer)
     trained = ref_of(fields, "model", "that trained a language model")

@@ -10,7 +10,7 @@ from tasks.kinds.finetune import DECODERS, MODEL_GPT2
 from tasks.models.training import PRESETS, DecoderSize, TrainingSettings
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import BY_TASK, JobFields
-from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields
 from tasks.requests.references import TaskRef, ref_of
 
 __all__ = ["BYTES", "TrainingRequest", "training_of"]
@@ -82,7 +82,7 @@ def training_of(fields: JobFields) -> TrainingRequest:
         keep=loop.keep,
         patience=loop.patience,
         save_every=loop.save_every,
-        recompute=recompute_of(fields),
+        recompute=fields.truth(RECOMPUTE),
     )
     tokenizer = fields.text("tokenizer", BYTES)
     if model and fields.has("tokenizer"):
@@ -105,9 +105,7 @@ def _size_of(fields: JobFields) -> DecoderSize:
     fields.expect(_FIELDS, _SHAPE, ("preset", "architecture", *_SIZES, "tied"))
     usual = PRESETS[fields.choice("preset", tuple(PRESETS), _PRESET)]
     sizes = {name: fields.whole(name, getattr(usual, name)) for name in _SIZES}
-    tied = fields.value("tied") if fields.has("tied") else usual.tied
-    if type(tied) is not bool:
-        raise fields.wrong("tied", "tied: true or false expected")
+    tied = fields.truth("tied", otherwise=usual.tied)
     architecture = fields.choice("architecture", DECODERS, usual.architecture)
     found = replace(usual, **sizes, tied=tied, architecture=architecture)
     if found.width % found.heads or found.width // found.heads % 2:

@@ -12,7 +12,7 @@ from tasks.programs.llama_shape import FUSED, PROJECTIONS
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.operators.schedules import SCHEDULES
 from tasks.requests.fields import JobFields
-from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields, recompute_of
+from tasks.requests.looping import LOOP_TEXTS, LOOP_WHOLE, RECOMPUTE, loop_fields
 from tasks.requests.models import adapter_of, base_of
 from tasks.requests.references import TaskRef, path_or_task
 
@@ -99,7 +99,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
         patience=loop.patience,
         beta_nano=_beta(fields),
         save_every=loop.save_every,
-        recompute=recompute_of(fields),
+        recompute=fields.truth(RECOMPUTE),
         packing=_packing(fields),
     )
     if settings.beta_nano and settings.long_rows == "split":
@@ -113,9 +113,7 @@ def tuning_of(fields: JobFields) -> TuningRequest:
 
 def _packing(fields: JobFields) -> bool:
     """Return whether rows share sequences."""
-    found = fields.value("packing") if fields.has("packing") else False
-    if type(found) is not bool:
-        raise fields.wrong("packing", "packing: true or false expected")
+    found = fields.truth("packing")
     if found and fields.has("preference"):
         raise fields.wrong("packing", "packing: none with preference, which compares whole rows")
     return found
