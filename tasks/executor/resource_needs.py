@@ -42,6 +42,7 @@ DATASET_COPIES: Final = 3
 PLANS_HELD_MAX: Final = 64
 """Plans whose memory is known."""
 _Plan: TypeAlias = TrainingPlan | DecoderPlan | TuningPlan | GeneratingPlan | PassPlan
+_KINDS: Final = (TrainingPlan, DecoderPlan, TuningPlan, GeneratingPlan, PassPlan)
 
 
 class Needs(NamedTuple):
@@ -61,13 +62,11 @@ class Needs(NamedTuple):
 class _Memory(NamedTuple):
     """Bytes of a step and of what it begins with, and how many calls it has.
 
-    ``state`` and ``frozen`` are the arrays of the state and of the frozen model; ``scores`` is what comes after
-    the steps.
+    ``is_expanded`` says that the frozen model is held as binary64; ``scores`` is what comes after the steps.
     """
 
     step: StepMemory
-    state: int
-    frozen: int
+    is_expanded: bool
     calls: int
     scores: int = 0
 
@@ -76,10 +75,7 @@ class _Memory(NamedTuple):
 def _memory_of(plan: _Plan, segment_steps: int) -> _Memory:
     program = plan.program
     wide = isinstance(plan, GeneratingPlan) and is_wide(program)
-    values = dict.fromkeys(SourceKind, 0)
-    for source in program.sources:
-        values[source.kind] += source.type.values
-    frozen, state = values[SourceKind.MODEL] * (WIDE if wide else 2), values[SourceKind.STATE] * WIDE
+    is_expanded = wide and any(source.kind == SourceKind.MODEL for source in program.sources)
     step, scores, calls = step_memory(program, wide=wide), 0, len(program.calls)
     if isinstance(plan, TrainingPlan):
         made = computation_memory(plan.scores, wide=True)
@@ -95,7 +91,7 @@ def _memory_of(plan: _Plan, segment_steps: int) -> _Memory:
                 given = sum(WIDE * found.types[number].values for number in found.results)
                 scores = max(scores, given + computation_memory(drawing, wide=wide).step)
                 calls += len(drawing.calls)
-    return _Memory(step, state, frozen, calls, scores)
+    return _Memory(step, is_expanded, calls, scores)
 
 
 def _drawing_of(shape: GenerateShape, count: int) -> Computation | None:
@@ -116,10 +112,9 @@ def _process_bytes(spec: JobSpec, plan: _Plan, engine: str) -> int:
         rows = plan.rows * (plan.widths[0] + 1)
     memory, sent = _memory_of(plan, spec.schedule.segment_steps), plan.state_limit_bytes
     held = memory.step.sources
-    if engine == "torch" or not model:  # the contents are copied to the device
-        loaded = held + model + (model if memory.frozen > model else 0)  # in 16 bits beside what is expanded
-    else:  # arrays of the stored form read the contents
-        loaded = held + (model if memory.frozen > model else 0)
+    loaded = held + (model if memory.is_expanded else 0)  # in 16 bits beside what is expanded
+    if engine == "torch":  # NumPy's arrays read the contents, those of torch are copies
+        loaded += model
     most = max(
         2 * model + ROW_COPIES * rows + 2 * sent,  # a blob and its tensors
         loaded + 2 * rows + 2 * sent,
@@ -147,6 +142,3 @@ def needs_of(spec: JobSpec, *, open_windows_max: int, engine: str = "numpy") -> 
         journal=window + 2 * plan.state_limit_bytes,
         blobs=(min(open_windows_max, spec.windows) + 1) * window + inputs,
     )
-
-
-_KINDS: Final = (TrainingPlan, DecoderPlan, TuningPlan, GeneratingPlan, PassPlan)

@@ -26,7 +26,7 @@ from tasks.programs.adamw import Gate, Rates, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import ADAPTER_LIMIT, check_bounds
 from tasks.programs.errors import ProgramInvalid
-from tasks.programs.gelu import Bent, gelu_slope
+from tasks.programs.gelu import Gelu, gelu_slope
 from tasks.programs.llama_layers import (
     NOTHING,
     STREAM_LIMIT,
@@ -348,7 +348,7 @@ class _Step(Layers):
             first=build.call("number", attributes=(0,)), kind=SourceKind.MODEL, packed=packed,
         )  # fmt: skip
         self._scale = build.constant(shape.alpha / shape.rank)
-        self._order = self._rows_taken()
+        self._order = self._rows_taken()  # of packed rows the same call once more
         self._stores = dict[str, int]()
         self._looping = LoopCalls(build, shape, self._loop, self._state, self._stores)
         self.marks = [Mark(Part.START, ONCE, 0)]
@@ -604,9 +604,9 @@ class _Step(Layers):
             return gradient
         return self.rounded(gradient, self._through_norm(layer.attention_norm, self._sum(parts)))
 
-    def _through_gates(self, gated: Gated | Bent, at: str, gradient: int, *, needed: bool) -> list[int]:
+    def _through_gates(self, gated: Gated | Gelu, at: str, gradient: int, *, needed: bool) -> list[int]:
         build = self.build
-        if isinstance(gated, Bent):
+        if isinstance(gated, Gelu):
             return self._back(
                 f"{at}/up", build.call("multiply", gradient, gelu_slope(build, gated)), needed=needed
             )

@@ -11,17 +11,17 @@ from typing import Final, NamedTuple
 
 from tasks.programs.builder import Builder
 
-__all__ = ["GELU_CONSTANTS", "SLOPE_CONSTANTS", "Bent", "gelu", "gelu_slope"]
+__all__ = ["GELU_CONSTANTS", "SLOPE_CONSTANTS", "Gelu", "gelu", "gelu_slope"]
 
 _EXPONENT: Final = 3
-"""Beyond 2^3 the value bends no more: the sigmoid is 0 or 1 within 2^-70."""
+"""Arguments are bounded by 2^3: beyond it the sigmoid is 0 or 1 within 2^-70."""
 _LINEAR: Final = 2.0 * sqrt(2.0 / pi)
 _CUBIC: Final = 0.044715 * _LINEAR
 GELU_CONSTANTS: Final = (_LINEAR, _CUBIC)
 SLOPE_CONSTANTS: Final = (3.0 * _CUBIC,)
 
 
-class Bent(NamedTuple):
+class Gelu(NamedTuple):
     """Tensors of a GELU: ``inner`` is its result, ``sigmoid`` is of ``bounded``, whose ``square`` is kept."""
 
     bounded: int
@@ -30,7 +30,7 @@ class Bent(NamedTuple):
     inner: int
 
 
-def gelu(build: Builder, values: int) -> Bent:
+def gelu(build: Builder, values: int) -> Gelu:
     """Return the GELU of values."""
     one, zero = build.constant(1.0), build.constant(0.0)
     bounded = build.call("bound", values, attributes=(_EXPONENT,))
@@ -40,10 +40,10 @@ def gelu(build: Builder, values: int) -> Bent:
     powers = build.call("exp", build.call("subtract", zero, twice))
     sigmoid = build.call("divide", one, build.call("add", powers, one))
     inner = build.call("multiply", build.call("select", values, values, bounded), sigmoid)
-    return Bent(bounded, square, sigmoid, inner)
+    return Gelu(bounded, square, sigmoid, inner)
 
 
-def gelu_slope(build: Builder, of: Bent) -> int:
+def gelu_slope(build: Builder, of: Gelu) -> int:
     """Return the derivative of a GELU by its values."""
     one = build.constant(1.0)
     factor = build.call("multiply", of.square, build.constant(SLOPE_CONSTANTS[0]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from tasks.programs.builder import Builder
-from tasks.programs.gelu import Bent, gelu_slope
+from tasks.programs.gelu import Gelu, gelu_slope
 from tasks.programs.llama_layers import TRAINED_BITS, Attended, Gated, Layer, Layers, Normed
 from tasks.programs.llama_shape import FUSED, LlamaShape
 from tasks.programs.program import SourceKind
@@ -92,9 +92,9 @@ class TrainedLayers(Layers):
         found = self.through_norm(layer.attention_norm, f"{at}/attention_norm", found)
         return self.rounded(gradient, found)
 
-    def _through_gates(self, gated: Gated | Bent, at: str, gradient: int) -> int:
+    def _through_gates(self, gated: Gated | Gelu, at: str, gradient: int) -> int:
         build = self.build
-        if isinstance(gated, Bent):
+        if isinstance(gated, Gelu):
             return self.back(f"{at}/up", build.call("multiply", gradient, gelu_slope(build, gated)))
         up = self.back(f"{at}/up", build.call("multiply", gradient, gated.active))
         bend = build.call("multiply", gated.bounded, build.call("subtract", self.one, gated.sigmoid))

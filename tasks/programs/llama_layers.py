@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tasks.programs.builder import Builder, Quantised, widths
-from tasks.programs.gelu import Bent, gelu
+from tasks.programs.gelu import Gelu, gelu
 from tasks.programs.llama_shape import BITS, FUSED, WEIGHT_EXPONENT_MAX, Adapter, LlamaShape, exponents_of
 from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
@@ -104,7 +104,7 @@ class Layer(NamedTuple):
     attention_norm: Normed
     attended: Attended
     hidden_norm: Normed
-    gated: Gated | Bent
+    gated: Gated | Gelu
     stream: int
 
 
@@ -291,7 +291,7 @@ class Layers:
             rest = build.call("subtract", rest, build.call("multiply", build.row_sum(inner), share))
         return build.call("divide", rest, norm.root)
 
-    def _gated(self, values: int, at: str) -> Gated | Bent:
+    def _gated(self, values: int, at: str) -> Gated | Gelu:
         build = self.build
         if self.shape.is_gpt2:
             return gelu(build, self.linear(values, f"{at}/up"))

@@ -50,7 +50,7 @@ class LayersTally:
 
     @property
     def slopes(self) -> set[float]:
-        """Constants of the way back through what bends the hidden part."""
+        """Constants of the derivative of the activation function."""
         return set(SLOPE_CONSTANTS) if self.model.is_gpt2 else set()
 
     @property
@@ -204,7 +204,7 @@ class LayersTally:
         found.each(rows * keys, "rotate", "split_heads", "split_heads")
 
     def _hidden(self, found: Tally) -> None:
-        """Count what bends the hidden part."""
+        """Count the hidden part up to its activation function."""
         model = self.model
         if model.is_gpt2:
             self._linear(found, model.width, "up")
@@ -215,7 +215,7 @@ class LayersTally:
         found.each(self.rows * model.hidden, *names)
 
     def through_hidden(self, found: Tally) -> None:
-        """Count the way back through what bends the hidden part."""
+        """Count the way back through the activation function."""
         found.each(self.rows * self.model.hidden, *["multiply"] * 5, "subtract", "add")
         if self.model.is_gpt2:
             found.each(self.rows * self.model.hidden, "add")

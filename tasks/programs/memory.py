@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tasks.programs.operators import Attributes
-from tasks.programs.operators.rows import WIDTHS, terms_at_once
+from tasks.programs.operators.elementwise import PIECE
+from tasks.programs.operators.rows import SUM_TERMS, WIDTHS, terms_at_once
 from tasks.programs.program import Call, Computation, Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
@@ -34,12 +35,11 @@ ARRAY_BYTES: Final = 512
 """Of each array beside its values: its own object, and a column of an operator."""
 HEAP_BYTES: Final = 1 << 25
 """Arrays from here on are given back to the system when they end."""
-PIECE_BYTES: Final = 12 << 17
+PIECE_BYTES: Final = 12 * WIDE * PIECE
 """What exponentials take beside their results: they are computed piece by piece."""
 _FROZEN: Final = (SourceKind.MODEL,)
 _STORED: Final[Mapping[ElementType, int]] = MappingProxyType({ElementType.INT16: 2, ElementType.UINT8: 1})
 """Bytes of a number that engines hold as it is stored."""
-_SUM_BLOCK: Final = (1 << 53) // WIDTHS[40].limit
 
 
 class StepMemory(NamedTuple):
@@ -92,8 +92,6 @@ def _is_view(name: str, arrays: Sequence[_Array], attributes: Attributes) -> boo
 
 _Rule = Callable[[int, int], int]
 """Bytes beside the result, given those of the result and of the first input, both as binary64."""
-
-
 _RULES: Final[Mapping[str, _Rule]] = MappingProxyType({
     "quantise": lambda result, _: result,
     "rotate": lambda result, _: result,
@@ -123,10 +121,15 @@ _RULES: Final[Mapping[str, _Rule]] = MappingProxyType({
 """Operators that need more than their result. Those of a few numbers are in ARRAY_BYTES."""
 _NUMBERED: Final = frozenset({"gather", "gather_groups", "scale_columns"})
 """Operators that make integers of their second input, a column: it may be as large as their result."""
-_NONE: Final = frozenset({
+_NO_SCRATCH: Final = frozenset({
     "add", "bound", "divide", "multiply", "subtract", "gather", "scale_columns", "place_rows", "split_heads",
     "join_heads", "transpose_groups", "load", "load_integers", "store_integers", "transpose",
 })  # fmt: skip
+"""Operators that need nothing beside their result."""
+_KEPT_WIDTH: Final = frozenset({
+    "load_integers", "transpose", "transpose_groups", "gather", "split_heads", "join_heads",
+})  # fmt: skip
+"""Operators whose results have the numbers of the first input as they are held."""
 _COLUMNS: Final = 4
 """Columns of numbers that any other operator may need: those that draw tokens, say."""
 
@@ -138,12 +141,12 @@ def scratch_bytes(call: Call, kinds: Sequence[TensorType], output: TensorType, w
     if name in ("contract", "contract_groups"):
         return _product_bytes(name, kinds, output, widths, attributes)
     if name == "row_sum":
-        is_whole = kinds[0].columns <= _SUM_BLOCK  # else the block before is held until this one is made
-        return (2 * first if is_whole else 3 * WIDE * kinds[0].rows * _SUM_BLOCK) + 4 * result
+        is_whole = kinds[0].columns <= SUM_TERMS  # else the block before is held until this one is made
+        return (2 * first if is_whole else 3 * WIDE * kinds[0].rows * SUM_TERMS) + 4 * result
     column, rule = WIDE * kinds[1].rows if name in _NUMBERED else 0, _RULES.get(name)
     if rule is not None:
         return rule(result, first) + column
-    return column if name in _NONE else _COLUMNS * result
+    return column if name in _NO_SCRATCH else _COLUMNS * result
 
 
 def _product_bytes(
@@ -216,12 +219,6 @@ def _memory(
         for ended in ends.get(number, ()):
             held.end(ended)
     return StepMemory(sum(source.size for source in sources), held.most, held.small)
-
-
-_KEPT_WIDTH: Final = frozenset({
-    "load_integers", "transpose", "transpose_groups", "gather", "split_heads", "join_heads",
-})  # fmt: skip
-"""Operators whose results have the numbers of the first input as they are held."""
 
 
 def step_memory(program: Program, *, wide: bool = False) -> StepMemory:

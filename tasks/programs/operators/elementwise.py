@@ -18,7 +18,7 @@ from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rules import canonical, expect, expect_attributes, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
-__all__ = ["ELEMENTWISE", "EXP_ARGUMENT_MAX"]
+__all__ = ["ELEMENTWISE", "EXP_ARGUMENT_MAX", "PIECE"]
 
 EXP_ARGUMENT_MAX: Final = 80.0
 """``exp`` bounds its argument to this magnitude: softmax and sigmoid have no use for less than 2^-115."""
@@ -32,7 +32,7 @@ _EXP_TERMS: Final = tuple(1.0 / n for n in (
     6227020800, 479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1,
 ))  # fmt: skip
 _LOG_TERMS: Final = tuple(2.0 / n for n in range(23, 0, -2))
-_PIECE: Final = 1 << 14
+PIECE: Final = 1 << 14
 """Values of which an exponential is computed at once."""
 _ERF_MAX: Final = 6.0
 """From here on ``erf`` is 1 to the last bit."""
@@ -138,16 +138,16 @@ def _in_pieces(of_piece: Callable[[Arrays, Array], Array], arrays: Arrays, value
     On a processor it runs piece by piece, so that what is between stays in its caches.
     """
     rows, columns = values.shape
-    if rows * columns <= _PIECE or not arrays.device.startswith("cpu"):
+    if rows * columns <= PIECE or not arrays.device.startswith("cpu"):
         return of_piece(arrays, values)
     result = values + 0.0
-    if columns >= _PIECE:
+    if columns >= PIECE:
         for row in range(rows):
-            for at in range(0, columns, _PIECE):
-                part = slice(at, at + _PIECE)
+            for at in range(0, columns, PIECE):
+                part = slice(at, at + PIECE)
                 result[row, part] = of_piece(arrays, values[row, part])
         return result
-    step = _PIECE // columns
+    step = PIECE // columns
     for at in range(0, rows, step):
         result[at : at + step] = of_piece(arrays, values[at : at + step])
     return result

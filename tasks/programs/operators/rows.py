@@ -29,8 +29,8 @@ from tasks.programs.operators.rules import (
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["BLOCK_TERMS_MIN", "CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT",
-           "ROW_MAXIMUM", "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column",
-           "check_terms", "product_bounds", "product_units", "products", "scaled", "sides",
+           "ROW_MAXIMUM", "ROW_SUM", "SUM_BITS", "SUM_TERMS", "TERMS_MAX", "WIDTHS", "Contract", "Width",
+           "check_column", "check_terms", "product_bounds", "product_units", "products", "scaled", "sides",
            "terms_at_once"]  # fmt: skip
 
 TERMS_MAX: Final = 1 << 20
@@ -64,6 +64,8 @@ WIDTHS: Final = {
     28: Width(26, 1 << 27, 2.0),
     40: Width(39, 1 << 40, 2.0),
 }
+SUM_TERMS: Final = (1 << _EXACT_BITS) // WIDTHS[SUM_BITS].limit
+"""Terms of a sum that binary64 adds up exactly."""
 CONTRACTED: Final = (15, 20, 23, 28)
 _SUM_MAX: Final = (1 << 63) - 1
 
@@ -251,7 +253,7 @@ def terms_at_once(widths: tuple[Width, Width]) -> int:
 _AT_ONCE: Final = {
     (one, other): terms_at_once((WIDTHS[one], WIDTHS[other])) for one in CONTRACTED for other in CONTRACTED
 }
-"""Nobody pays for a count of units that is refused, so it makes few calls of functions."""
+"""``terms_at_once`` as a table: units of a job are counted before it is paid for, so counting must be cheap."""
 
 
 def products(arrays: Arrays, left: Array, right: Array, widths: tuple[Width, Width]) -> Array:
@@ -386,13 +388,12 @@ class RowSum(Fold):
         """See Operator."""
         values, exponents = inputs
         width, terms = WIDTHS[SUM_BITS], values.shape[1]
-        block = (1 << _EXACT_BITS) // width.limit
-        if terms <= block:
+        if terms <= SUM_TERMS:
             result = arrays.sum_integers(_integers_of_rows(arrays, values, exponents, width.depth), 1)
         else:
             sums = 0
-            for start in range(0, terms, block):
-                part = _integers_of_rows(arrays, values[:, start : start + block], exponents, width.depth)
+            for start in range(0, terms, SUM_TERMS):
+                part = _integers_of_rows(arrays, values[:, start : start + SUM_TERMS], exponents, width.depth)
                 sums = sums + arrays.to_integers(arrays.sum_integers(part, 1))
             result = arrays.to_doubles(sums)
         return result * arrays.power_of_two(arrays.to_integers(exponents - width.depth)) + 0.0
