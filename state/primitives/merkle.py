@@ -18,6 +18,7 @@ from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 __all__ = [
     "EMPTY_ROOT",
     "LEAVES_MAX",
+    "PART_LEAVES",
     "MerkleProof",
     "MerkleTree",
     "ancestor_of",
@@ -33,7 +34,7 @@ __all__ = [
 
 EMPTY_ROOT: Final = ZERO_HASH
 LEAVES_MAX: Final = 1 << 32
-_PART_LEAVES: Final = 1 << 12
+PART_LEAVES: Final = 1 << 12
 """Leaves whose hashes a root holds at once: a power of two."""
 
 
@@ -145,10 +146,10 @@ def _top(level: list[bytes]) -> bytes:
 def merkle_root(leaves: Iterable[bytes]) -> bytes:
     """Return the root over ``leaves`` in their order; EMPTY_ROOT for none.
 
-    It holds few leaves and hashes at once: a whole subtree of _PART_LEAVES gives one node.
+    It holds few leaves and hashes at once: a whole subtree of PART_LEAVES gives one node.
     """
     tops, count, rest = list[bytes](), 0, iter(leaves)
-    while part := [_leaf(leaf) for leaf in islice(rest, _PART_LEAVES)]:
+    while part := [_leaf(leaf) for leaf in islice(rest, PART_LEAVES)]:
         tops.append(_top(part))
         count += len(part)
     return _root(count, _top(tops)) if tops else EMPTY_ROOT

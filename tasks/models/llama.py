@@ -292,7 +292,8 @@ def _shape(file: GgufFile, architecture: str) -> LlamaShape:
             raise ModelUnsupported(f"{architecture}.{key} is not the width of a head, {head_width}")
     base = fraction("rope.freq_base", lambda value: int(value) if value.is_integer() else 0)
     if not base:  # 0 is that of a GPT-2, whose positions are learned
-        raise ModelUnsupported("rotary base 0: a whole number is expected")
+        value = file.settings[f"{architecture}.rope.freq_base"]
+        raise ModelUnsupported(f"rotary base {value}: a whole number is expected")
     try:
         return LlamaShape(
             vocabulary=embedding.rows,

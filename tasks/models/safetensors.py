@@ -143,12 +143,12 @@ def _tensor(name: str, value: Any, start: int) -> StoredTensor:
             f"tensor {name} has numbers of type {dtype[:20]!r}; {', '.join(_SIZES)} are read",
             remedy="Save the model as bfloat16 or float32",
         )
+    if not all(type(size) is int and 1 <= size <= DIMENSION_MAX for size in shape):
+        raise ModelInvalid(f"tensor {name} has a dimension that is not a number from 1 to {DIMENSION_MAX}")
     if len(shape) == _MASK_DIMENSIONS and shape[:2] == [1, 1]:
         shape = shape[2:]  # a mask over pairs of places, as files of GPT-2 have
     if not 1 <= len(shape) <= 2:
         raise ModelUnsupported(f"tensor {name} has {len(shape)} dimensions; one or two are read")
-    if not all(type(size) is int and 1 <= size <= DIMENSION_MAX for size in shape):
-        raise ModelInvalid(f"tensor {name} has a dimension that is not a number from 1 to {DIMENSION_MAX}")
     rows, columns = shape if len(shape) == 2 else (1, shape[0])
     if type(begin) is not int or type(end) is not int or begin < 0:
         raise ModelInvalid(f"tensor {name} has offsets that are not numbers", remedy=_AGAIN)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state.primitives.merkle import (
     EMPTY_ROOT,
+    PART_LEAVES,
     MerkleProof,
     merkle_proof,
     merkle_proofs,
@@ -55,3 +57,11 @@ def test_all_proofs_at_once_are_those_one_by_one(leaves: list[bytes]) -> None:
     root, proofs = merkle_proofs(leaves)
     assert root == merkle_root(leaves)
     assert proofs == tuple(merkle_proof(leaves, index) for index in range(len(leaves)))
+
+
+@pytest.mark.parametrize("count", [PART_LEAVES, PART_LEAVES + 1, 2 * PART_LEAVES - 1, 3 * PART_LEAVES + 1])
+def test_a_root_that_is_made_in_parts_is_that_of_the_whole_tree(count: int) -> None:
+    leaves = [number.to_bytes(4, "big") for number in range(count)]
+    root = merkle_root(iter(leaves))
+    for at in (0, PART_LEAVES - 1, count - 1):
+        assert verify_merkle_proof(root, leaves[at], merkle_proof(leaves, at))

@@ -80,6 +80,8 @@ def test_a_file_that_is_cut_off_is_refused(cut: int) -> None:
         (changed("two", "shape", [1, 1, 5]), "3 dimensions"),
         (changed("two", "shape", [True]), "dimension"),
         (changed("two", "shape", [5.0]), "dimension"),
+        (changed("two", "shape", [True, 1, 1, 5]), "dimension that is not"),
+        (changed("two", "shape", [1, 1.0, 1, 5]), "dimension that is not"),
         (changed("two", "shape", [0, 5]), "dimension"),
         (changed("two", "shape", [1 << 40]), "dimension"),
         (changed("two", "shape", [6]), "its shape needs 24"),

@@ -123,11 +123,10 @@ def test_every_element_of_a_step_is_what_the_judge_computes() -> None:
     made = job(TINY, packed_rows_of([examples([5, 3]), examples([2, 1], seed=4)]), is_packed=True)
     program = finetune_program(made.job, made.rates)
     held = {SourceKind.STATE: made.state, SourceKind.DATA: made.data, SourceKind.MODEL: made.model}
-    codes = {4: "<f4", 3: "<i4", 2: "<i2"}
     sources = list[Any]()
     for source in program.sources:
         content, kind = held[source.kind][source.key], source.type
-        code = "<i4" if source.kind is SourceKind.DATA else "<f4" if len(content) == 4 * kind.values else codes[2]
+        code = "<i4" if source.kind is SourceKind.DATA else "<f4" if len(content) == 4 * kind.values else "<i2"
         sources.append(np.frombuffer(content, code).reshape(kind.rows, kind.columns).astype(np.float64))
     check_elements(program, sources, CONTEXT, 2)
 
