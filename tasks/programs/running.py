@@ -21,7 +21,7 @@ from tasks.programs.operators.storage import (
 from tasks.programs.program import Call, Computation, Program, SourceKind
 from tasks.programs.tensors import ElementType, TensorType, tensor_root
 
-__all__ = ["DivergedStep", "ResultRunner", "Runner", "StepResult", "content_of", "load_tensor", "peak_values"]
+__all__ = ["DivergedStep", "ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
 
 _CODES: Final = {
     ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
@@ -112,18 +112,6 @@ def _jobs(
         _Job(operators[call.operator], call.inputs, call.attributes, tuple(ends.get(at, ())))
         for at, call in enumerate(calls)
     )
-
-
-def peak_values(program: Program) -> int:
-    """Return how many values the results of a step have at most that are held at once."""
-    first, types = len(program.sources), tuple(program.types)
-    kept = {*range(first), *program.stores.values(), program.probe, program.loss}
-    held = most = 0
-    for number, job in enumerate(_jobs(first, tuple(program.calls), program.operators, kept), first):
-        held += types[number].values
-        most = max(most, held)
-        held -= sum(types[read].values for read in job.last)
-    return most
 
 
 class ResultRunner:

@@ -22,7 +22,7 @@ from tasks.ledger.lifecycle import Phase
 from tasks.models.adapters import Receipt, receipt_of
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.finetune import PROJECTIONS, Part, marked_program
-from tasks.programs.running import peak_values
+from tasks.programs.memory import step_memory
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.reading import request_of
 from tasks.spec import decode_spec, encode_spec
@@ -80,10 +80,10 @@ def test_weights_from_scratch_are_the_same_to_the_bit(name: str) -> None:
     assert results[0] == results[1]  # probe and loss too
 
 
-def test_a_deep_model_holds_fewer_values_at_once_and_costs_a_quarter_more() -> None:
+def test_a_deep_model_needs_less_memory_and_costs_a_quarter_more() -> None:
     made = tuning(replace(TINY, layers=12), RATES, PROJECTIONS, length=24, batch=8, rows=8)
     plan = TuningPlan(made.job, RATES, bytes(32))
-    assert peak_values(again(plan).program) < peak_values(plan.program) / 2
+    assert step_memory(again(plan).program).step < step_memory(plan.program).step / 2
     assert 1.1 < again(plan).step_units / plan.step_units < 1.4
 
 
