@@ -72,7 +72,8 @@ def test_frozen_weights_stay_in_their_stored_form() -> None:
     stored, wide = step_memory(program), step_memory(program, wide=True)
     frozen = Runner(program, NUMPY).load(SourceKind.MODEL, made.model)
     held = sum(one.nbytes for one in frozen.values() if one.dtype == np.int16)
-    assert held == sum(2 * one.size for one in frozen.values() if one.dtype == np.int16) > 0
+    stored_types = [one.type for one in program.sources if one.type.element == ElementType.INT16]
+    assert held == sum(kind.size_bytes for kind in stored_types) > 0
     assert wide.sources - stored.sources == 3 * held
     assert wide.step <= stored.step < wide.step + 8 * MODEL.vocabulary * MODEL.width
 
