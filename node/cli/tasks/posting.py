@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from billing.prices import work_price_up
 from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, WholeNumber
 from node.cli.blobs import show_progress
 from node.cli.commands import next_command
@@ -39,12 +38,12 @@ from node.cli.tasks.private import (
     KeptContainer,
     PrivateTask,
     check_budget,
-    container_readers,
     kept_input,
     reading_machines,
     seat_terms,
     send_ask,
 )
+from node.cli.tasks.quote_lines import told_custody, told_prices, told_time, told_work
 from node.cli.tasks.told import told_job
 from node.cli.tasks.verifying import count_verifiers, told_verifiers
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, record_of, say, watch_to_end
@@ -67,7 +66,6 @@ from tasks.custody.keys import public_key_root
 from tasks.custody.secrets import NO_SECRETS
 from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.evaluations import least_steps
 from tasks.ledger.custody_quotes import CUSTODY_TOO_DEAR, FEW_CUSTODIANS
 from tasks.ledger.quorum_records import SEATS, SEATS_FIRST
 from tasks.ledger.screening import dataset_objections
@@ -343,19 +341,19 @@ def quote(
         {
             **({} if made is None else told_job(made)),
             **(
-                _time_lines(job, amounts)
+                told_time(job, amounts)
                 if job.is_metered
-                else _work_lines(job, amounts) | told_verifiers(chosen, checking)
+                else told_work(job, amounts) | told_verifiers(chosen, checking)
             ),
             "protocol fee": show_amount(amounts.fee),
             "preparation": show_amount(amounts.preparation),
-            **_custody_lines(amounts),
+            **told_custody(amounts),
             "locked in all": show_amount(amounts.total),
             **expected_lines(expected_of(job, amounts)),
             **({} if members == 1 else group_lines(amounts, members, standing)),
             **({} if terms.budget is None else {"budget": show_amount(terms.budget)}),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
-            **_recent_prices(amounts),
+            **told_prices(amounts),
         },
         as_json=False,
         title="Quote",
@@ -368,50 +366,6 @@ def quote(
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
-
-
-def _work_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
-    """Return what proven work and its checks cost."""
-    return {
-        "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
-        "work, at the price limit": show_amount(amounts.price),
-        **_least_lines(job),
-        "verification, at most": show_amount(amounts.verification),
-        "a check": f"{show_amount(amounts.checks.fee)}, paid by the check fund",
-        "verifiers drawn": f"up to a base fee of {show_amount(amounts.checks.base_fee)} per gas",
-        "worker's bond, at least": show_amount(amounts.checks.bond),
-        "bond of a new worker": show_amount(amounts.checks.bond_new),
-    }
-
-
-def _least_lines(job: JobSpec) -> dict[str, str]:
-    """Return what the work costs of a job that ends as early as it can; the rest comes back."""
-    least = least_steps(job)
-    if least == job.schedule.total_steps:
-        return {}
-    price = work_price_up(least * job.step_units, job.max_price_per_tera_unit)
-    return {"work, if it ends at once": f"{show_amount(price)}: {counted(least, 'step')}, and the rest comes back"}
-
-
-def _time_lines(job: JobSpec, amounts: TaskQuote) -> dict[str, str]:
-    """Return what the time of a container costs."""
-    if job.is_quorum:
-        each = amounts.price // SEATS
-        return {
-            "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')} on each machine",
-            "a machine, at the price limit": show_amount(each),
-            "machines": f"{SEATS_FIRST} that agree are paid; if the first {SEATS_FIRST} differ, one more runs it",
-            "to expect, at most": show_amount(SEATS_FIRST * each),
-            "if no two agree": f"a quarter of the shortest time for each of {SEATS}, and there is no output",
-            "who reads": container_readers(job),
-        }
-    return {
-        "time": f"{counted(job.windows, 'tick')} of {counted(job.tick_s, 'second')}",
-        "all of it, at the price limit": show_amount(amounts.price),
-        "of that the disk": show_amount(amounts.price * job.disk_units // job.step_units),
-        "you lose, at most": "a tick after the last one paid, once you stop it; all of it if you do not look",
-        "who reads": container_readers(job),
-    }
 
 
 def _size(spec: JobSpec) -> str:
@@ -427,43 +381,6 @@ def _terms(recipe: _Recipe) -> tuple[object, ...]:
     price = () if recipe.max_price is None else ("--max-price", format_units(recipe.max_price, DECIMALS))
     match_s = () if recipe.match_s is None else ("--match-s", recipe.match_s)
     return *price, *match_s, *(("--seed", recipe.seed) if recipe.seed else ())
-
-
-_CUSTODY_OF: Final = {
-    "output": "custody of outputs",
-    "input": "with --keep-input",
-}
-
-
-def _custody_lines(amounts: TaskQuote) -> dict[str, str]:
-    """Return what custody of the outputs and of the data set locks beside the task, on a chain that has it."""
-    if not amounts.custody:
-        return {}
-    told = {}
-    for line in amounts.custody_lines:
-        size = counted(line.size_bytes, "byte")
-        blobs = size if line.blobs == 1 else f"{counted(line.blobs, 'window')} of {size}"
-        copies = "1 copy" if line.copies == 1 else f"{line.copies} copies"
-        told[_CUSTODY_OF[line.what]] = (
-            f"{show_amount(line.amount)} more: {blobs}, {copies} for {show_span(line.time_ms)} at most"
-        )
-    return {
-        **told,
-        "who reads with --private": "the worker, and the machines that check a window; with --holders N any "
-        "--threshold of these N together could",
-    }
-
-
-def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
-    """Return what recent calls paid for such jobs, the last one first."""
-    if not quoted.calls:
-        return {}
-    last = quoted.calls[-1]
-    lowest, highest = min(call.lowest for call in quoted.calls), max(call.highest for call in quoted.calls)
-    return {
-        "paid in the last call": f"{show_amount(last.mean)} {PER_TERA_UNIT} ({counted(last.matches, 'task')})",
-        "paid in recent calls": f"{show_amount(lowest)} to {show_amount(highest)} {PER_TERA_UNIT}",
-    }
 
 
 def _objections(quoted: JobQuote) -> list[tuple[str, str]]:
