@@ -491,7 +491,7 @@ def _schedule_of(found: Found) -> Schedule:
 
 
 def _divided(value: Any) -> tuple[Any, Verifiers]:
-    """Return a decoded array without who may verify, and that. Raises DecodeError."""
+    """Return a decoded array without its last element of R166, and what that says. Raises DecodeError."""
     if isinstance(value, list) and value and isinstance(value[-1], list):  # the field before it is a number
         return value[:-1], Verifiers.of(value[-1])
     return value, ANYBODY

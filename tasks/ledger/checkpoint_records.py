@@ -50,9 +50,10 @@ class Checkpoints(NamedTuple):
     two checkpoints, ``base`` the one that the last run began with. ``covered_s`` seconds of that run are stored.
     ``closing`` of the pay of the machine of ``latest``, for ``closing_s`` seconds, waits for what follows on it;
     ``open`` is the last machine's, and waits for the next checkpoint. ``prepared`` waits for the preparation that
-    run ``prepared_run``, from 1, has earned. Of ``missed`` checkpoints
-    enough machines have said that they cannot have them, of the next one ``doubted`` have. The ``doubters`` are
-    not matched before others were. ``gone`` runs are no longer in ``runs``.
+    run ``prepared_run``, from 1, has earned. ``missed`` checkpoints are given up: ``WORDS_NEEDED`` machines
+    have said that they cannot have them. Of the next one ``doubted`` machines have said so. The ``doubters`` are
+    not matched before another machine has started, or a search has found none. ``gone`` runs are no longer in
+    ``runs``.
     """
 
     until_ms: int = 0

@@ -106,7 +106,7 @@ def checkpoint_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     own: tuple[Rule[Any], ...] = (
         # What waits is paid, to relays too, and seconds are counted.
         Rule(CHECKPOINT_TASK, "checkpoint_task", 500_000, _decode_named, lambda _: 0, rules.store),
-        # The loss of a machine, or of a requester the end of the task.
+        # A machine is replaced; or its requester refuses, and the task may end.
         Rule(MISS_CHECKPOINT, "miss_checkpoint", 500_000, _decode_missed, lambda _: 0, rules.miss),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

@@ -147,15 +147,15 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
 
 
 def may_pass(case: Case, window: WindowRecord) -> bool:
-    """Tell whether a window is accepted that nobody has checked: verifiers are chosen, and it ends nothing (R168).
+    """Tell whether an unchecked window is accepted: its requester chose the verifiers, and it has no claim (R168).
 
-    A claim of divergence ends its task and is paid, so none is upheld that nobody has checked (R34).
+    A claim of divergence ends its task and is paid, so none is upheld unchecked (R34).
     """
     return case.spec.verifiers.is_chosen and window.proof.diverged is None
 
 
 def let_pass(case: Case, window: WindowRecord, event: WindowEvent) -> None:
-    """Accept a window that those did not check whom its requester has chosen (R168).
+    """Accept a window that the verifiers of its requester's choice have not checked (R168).
 
     They may be the requester's friends: their silence shall not take the pay of work that was done. Outsiders have
     the time of challenges from now on: it may have ended while the verdicts that fell were played for.

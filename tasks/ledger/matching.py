@@ -254,12 +254,13 @@ def _named(
     state: Reader, looked: Iterator[NodeRecord], names: Sequence[bytes], role: NodeRole
 ) -> Iterator[NodeRecord]:
     """Yield the machines that are named, wherever they stand in the index, then those of named accounts."""
+    wanted = set(names)
     for name in names:
         node = load_node(state, name)
         if node is not None and node.profile.roles & role:
             yield node
     for node in looked:
-        if node.address not in names and not set(names).isdisjoint(node.parties):
+        if node.address not in wanted and not wanted.isdisjoint(node.parties):
             yield node
 
 

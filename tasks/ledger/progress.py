@@ -495,7 +495,7 @@ def miss_checkpoint(case: Case, blob: bytes) -> None:
     doubt_checkpoint(case, blob)
     exclude(case, case.record.worker)
     lose_worker(case, Reason.CHECKPOINT_MISSED)
-    if case.record.phase == Phase.DEGRADED:  # so few say so before one starts that it may prolong the search
+    if case.record.phase == Phase.DEGRADED:  # prolongs the search at most DOUBTERS_MAX times before a start
         new_search(case)
 
 

@@ -587,8 +587,8 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
     """Pay the verifiers whose verdicts on a void window stood.
 
     Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the check fund where
-    nobody is, or that is used up. What was held of verified windows is not taken for silence. The fund pays none
-    whom the requester has chosen: who names its friends could empty it by void windows (R168).
+    nobody is, or that is used up. What was held of verified windows is not taken for silence. The fund pays no
+    verifier of the requester's choice: friends could empty it by void windows (R168).
     """
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
     sources = _blamed_sources(blamed, is_silent=is_silent)
