@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from billing.prices import share_up
 from node.cli.output import show_amount
 from node.cli.prices import PER_TERA_UNIT
 from rpc.client.results import TaskQuote
@@ -13,8 +14,7 @@ from tasks.spec import JobSpec
 
 __all__ = ["Expected", "expected_lines", "expected_of"]
 
-LIMIT_PARTS: Final = 4
-"""Who asks less than this part of the limit is audited as for it (R29)."""
+_DEFAULTS: Final = TaskParameters()
 
 
 class Expected(NamedTuple):
@@ -60,9 +60,9 @@ def _check_of_window(job: JobSpec, quoted: TaskQuote, price: int) -> int:
     worth, bond, fee = quoted.price // job.windows, told.bond, told.fee
     floor = min(fee, told.bond_new // (NEW_FACTOR * BOND_FLOORS))  # of a check, or a little more
     if told.bond_new == NEW_FACTOR * told.bond:
-        worth = worth * max(LIMIT_PARTS * price, quoted.limit) // (LIMIT_PARTS * quoted.limit)
+        worth = max(worth * price // quoted.limit, share_up(worth, _DEFAULTS.bond_floor_bps))
     fee = floor + (fee - floor) * price // quoted.limit
-    audit = audit_of(worth, bond, is_new=False, parameters=TaskParameters())
+    audit = audit_of(worth, bond, is_new=False, parameters=_DEFAULTS)
     return contribution(average_cost(audit, fee), is_below=True)
 
 
