@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
@@ -144,6 +145,15 @@ class Owners:
         return blobs is not None and blobs.is_complete(blob)
 
 
+@asynccontextmanager
+async def started_owners(world: World, lent: EngineMachine, count: int) -> AsyncIterator[Owners]:
+    owners = Owners(world, lent, count)
+    async with trio.open_nursery() as nursery:
+        await owners.start(nursery)
+        yield owners
+        nursery.cancel_scope.cancel()
+
+
 async def turns(owners: Owners, task: bytes, leavers: int, *, is_sudden: bool = False) -> list[bytes]:
     """Have ``leavers`` machines leave in turn, each after a checkpoint of its own; return their addresses."""
     gone: list[bytes] = []
@@ -198,14 +208,11 @@ def check_bill(owners: Owners, task: bytes, gone: list[bytes], seconds: int) -> 
 async def test_an_owner_takes_its_machine_back_and_the_job_goes_on_elsewhere(
     world: World, lent: EngineMachine
 ) -> None:
-    owners = Owners(world, lent, 2)
-    async with trio.open_nursery() as nursery:
-        await owners.start(nursery)
+    async with started_owners(world, lent, 2) as owners:
         task = await owners.post(16)
         gone = await turns(owners, task, 1, is_sudden=True)
         await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=120)
         check_bill(owners, task, gone, 14)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.nightly
@@ -213,9 +220,7 @@ async def test_an_owner_takes_its_machine_back_and_the_job_goes_on_elsewhere(
 async def test_two_machines_say_that_a_checkpoint_cannot_be_had_before_a_third_begins_without_it(
     world: World, lent: EngineMachine
 ) -> None:
-    owners = Owners(world, lent, 4)
-    async with trio.open_nursery() as nursery:
-        await owners.start(nursery)
+    async with started_owners(world, lent, 4) as owners:
         task = await owners.post(12)
         gone = await turns(owners, task, 1, is_sudden=True)
         latest, copies = owners.stored(task).latest, owners.requester.network.blobs
@@ -235,16 +240,13 @@ async def test_two_machines_say_that_a_checkpoint_cannot_be_had_before_a_third_b
         assert found.latest is None and [run.worker for run in found.runs[:-1]] == gone
         assert owners.record(task).excluded == tuple(gone), "both may come back"
         await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=120)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
 async def test_a_job_that_fails_with_a_code_of_its_list_goes_on_elsewhere(
     world: World, lent: EngineMachine
 ) -> None:
-    owners = Owners(world, lent, 2)
-    async with trio.open_nursery() as nursery:
-        await owners.start(nursery)
+    async with started_owners(world, lent, 2) as owners:
         task = await owners.post(2, script=FALLS, again=(75,))
         first = (await owners.running(task)).wallet.address
         second = (await owners.running(task, first)).wallet.address
@@ -254,20 +256,16 @@ async def test_a_job_that_fails_with_a_code_of_its_list_goes_on_elsewhere(
         assert (meter.end.code, meter.end.worker) == (0, second)
         assert [run.worker for run in stored.runs] == [first, second]
         assert stored.runs[0].lost == 0, "its last checkpoint was not stored before it said how it ended"
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 async def test_three_owners_take_their_machines_back_in_turn(world: World, lent: EngineMachine) -> None:
-    owners = Owners(world, lent, 4)
-    async with trio.open_nursery() as nursery:
-        await owners.start(nursery)
+    async with started_owners(world, lent, 4) as owners:
         task = await owners.post(50, ticks=30)
         gone = await turns(owners, task, 3)
         await world.mint_until(lambda: owners.record(task).phase is Phase.SETTLED, timeout_s=240)
         check_bill(owners, task, gone, 45)
-        nursery.cancel_scope.cancel()
 
 
 def test_notes_keep_checkpoints_for_a_day(tmp_path: Path) -> None:
