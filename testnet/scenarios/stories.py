@@ -72,6 +72,12 @@ _MACHINES: Final = {
 }  # fmt: skip
 """Two machines that run jobs, and three that keep outputs and shares of keys."""
 
+
+def _tuning(name: str, told: str, part: str) -> Story:
+    """Return the story of a worker that cheats in a fine-tuning, and of one that does the job after it."""
+    return Story(name, f"a model learns a text; worker-0 {told}", "worker-0", part, ("worker-1",), tunes=True)
+
+
 STORIES: Final[Mapping[str, Story]] = {
     story.name: story
     for story in (
@@ -80,26 +86,10 @@ STORIES: Final[Mapping[str, Story]] = {
             "worker-0 changes one weight in some steps of each segment",
             "worker-0", LIAR, late=("worker-1",),
         ),
-        Story(
-            "finetune",
-            "a model learns a text; worker-0 changes one value of an adapter in some steps",
-            "worker-0", LIAR, late=("worker-1",), tunes=True,
-        ),
-        Story(
-            "other-rate",
-            "a model learns a text; worker-0 trains with twice the learning rate",
-            "worker-0", FAST, late=("worker-1",), tunes=True,
-        ),
-        Story(
-            "coarse-weights",
-            "a model learns a text; worker-0 computes with weights of 4 bits",
-            "worker-0", COARSE, late=("worker-1",), tunes=True,
-        ),
-        Story(
-            "skipped-steps",
-            "a model learns a text; worker-0 leaves every fourth step out",
-            "worker-0", SKIPPER, late=("worker-1",), tunes=True,
-        ),
+        _tuning("finetune", "changes one value of an adapter in some steps", LIAR),
+        _tuning("other-rate", "trains with twice the learning rate", FAST),
+        _tuning("coarse-weights", "computes with weights of 4 bits", COARSE),
+        _tuning("skipped-steps", "leaves every fourth step out", SKIPPER),
         Story(
             "copied-result",
             "worker-1 does a job; worker-0 gets the same job, and publishes what worker-1 has left",
