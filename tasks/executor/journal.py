@@ -19,6 +19,7 @@ from state.primitives.errors import DecodeError, StoreError
 from state.primitives.hashing import HASH_BYTES, digest
 from tasks.engines.errors import StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
+from tasks.executor.durable import write_durably
 from tasks.executor.job import Job, Segment, SegmentRecord, child_frame_limit, segment_from, segment_to_value
 
 __all__ = ["Journal", "JournalEntry", "TaskJournal"]
@@ -256,18 +257,7 @@ class TaskJournal:
 
 def _write(path: Path, body: bytes) -> None:
     """Put a checksum and ``body`` at ``path``, wholly or not at all, and onto the disk."""
-    beside = path.with_name(f".{path.name}")
-    with open(beside, "wb") as file:
-        file.write(digest(b"job-journal", body))
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_durably(path, digest(b"job-journal", body), body)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes:

@@ -149,4 +149,5 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.engines.builtin_datasets": "reads the digits of scikit-learn from its package",
     "tasks.engines.torch_arrays": "looks for a GPU driver before it imports torch",
     "tasks.executor.journal": "keeps finished segments in files",
+    "tasks.executor.durable": "writes files",
 }

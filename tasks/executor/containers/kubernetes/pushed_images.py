@@ -7,7 +7,6 @@ So what a killed node has left in the registry is known to its next life. Blocki
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tasks.executor.containers.request import ContainerRequest
+from tasks.executor.durable import sync_folder, write_durably
 from tasks.kinds.container import ARCHIVED
 
 __all__ = ["PushedImage", "PushedNotes"]
@@ -67,14 +67,12 @@ class PushedNotes:
 
     def write(self, path: Path, pushed: PushedImage) -> None:
         """Write a note, whole or not at all, also where the power fails. Raises OSError."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(path.parent.parent)
         users = sorted(task.hex() for task in pushed.users)
-        new = path.with_name(f".{path.name}.new")
-        with new.open("w", encoding="ascii") as file:
-            json.dump([pushed.name, pushed.is_private, pushed.digest.hex(), pushed.is_checked, users], file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        note = [pushed.name, pushed.is_private, pushed.digest.hex(), pushed.is_checked, users]
+        write_durably(path, json.dumps(note).encode())
 
     def add_user(self, path: Path, pushed: PushedImage, task: bytes) -> None:
         """Note that a task needs an image; ``pushed`` counts where there is no note. Raises OSError."""
