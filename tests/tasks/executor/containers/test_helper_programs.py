@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -290,6 +291,19 @@ def test_a_folder_that_never_rests_and_one_without_room_are_not_copied(
     assert _snapshot(root, copy)[0] == helper_folder.TOO_LARGE
 
 
+def test_names_count_as_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has a place of its own in the pod, and an escape for each letter beyond ASCII."""
+    root, copy = tmp_path / "checkpoint", tmp_path / "copy"
+    root.mkdir()
+    (root / ("ü" * 10)).touch()
+    monkeypatch.setattr(helper_folder, "NAMES_BYTES_MAX", 62)
+    code, name, _ = _snapshot(root, copy)
+    listed = (copy / f"{helper_folder.INDEX}{name}").read_bytes()
+    assert code == 0 and len(listed) > 62
+    monkeypatch.setattr(helper_folder, "NAMES_BYTES_MAX", 61)
+    assert _snapshot(root, copy)[0] == helper_folder.TOO_LARGE
+
+
 class _Pod:
     """A helper that a container has taken over: it says what the test wants, in the commands of one snapshot."""
 
@@ -378,6 +392,58 @@ def test_files_are_counted_where_they_hide(tmp_path: Path) -> None:
     assert helper_agent.has_more_files(str(root), 1 << 20), "nobody looks into it, so nobody counts"
 
 
+def test_n82_files_below_a_path_that_no_kernel_takes_are_counted(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    handle = os.open(root, os.O_RDONLY)
+    for _ in range(20):  # 5,000 bytes in all
+        os.mkdir("n" * 250, dir_fd=handle)
+        below = os.open("n" * 250, os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = below
+    for number in range(30):
+        os.close(os.open(str(number), os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+    os.close(handle)
+    assert helper_agent.has_more_files(str(root), 49) and not helper_agent.has_more_files(str(root), 50)
+    assert not helper_agent.has_more_files(str(tmp_path / "gone"), 0)
+    shutil.rmtree(root)
+
+
+def test_a_count_that_fails_is_not_too_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = helper_agent.FilesWatch(0)
+    for counts, is_ended in ((_no_count, False), (lambda *_: False, False), (lambda *_: True, True)):
+        monkeypatch.setattr(helper_agent, "has_more_files", counts)
+        watch.again_at = 0.0
+        assert not watch.look()
+        found = False
+        while watch.child:
+            time.sleep(0.01)
+            found = watch.look()
+        assert found is is_ended
+
+
+def test_n82_threads_count_as_processes() -> None:
+    begun = threading.Barrier(41)
+    ends = threading.Event()
+
+    def last() -> None:
+        begun.wait()
+        ends.wait()
+
+    before = helper_agent.threads_of(str(os.getpid()))
+    threads = [threading.Thread(target=last) for _ in range(40)]
+    for one in threads:
+        one.start()
+    begun.wait()
+    try:
+        assert helper_agent.threads_of(str(os.getpid())) == before + 40
+        assert helper_agent.processes() >= before + 40
+    finally:
+        ends.set()
+        for one in threads:
+            one.join()
+
+
 def test_n82_a_container_with_too_many_processes_or_files_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +491,10 @@ def test_n82_what_has_ended_is_not_ended_again(monkeypatch: pytest.MonkeyPatch) 
         assert helper_agent.has_others()
         del stats["/proc/9/root/"]
         assert not helper_agent.has_others() and helper_agent.processes() == 4
+
+
+def _no_count(_root: str, _files_max: int) -> bool:
+    raise MemoryError
 
 
 def _no_process() -> int:
