@@ -7,7 +7,6 @@ stay on the disk: one may have hundreds of megabytes, and a window two gigabytes
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
