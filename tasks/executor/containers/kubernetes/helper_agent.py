@@ -45,8 +45,11 @@ COUNT_S = 0.2
 FILES_S = 10.0
 FILES_SHARE = 10
 """Files are counted for a tenth of the time at most."""
+MORE_FILES = 3
+"""Exit code of a count of files that found too many. A count that fails ends with another one."""
 DEPTH_MAX = 256
 """A folder that is deeper is not looked into: its disk counts as full."""
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME_BYTES = 32
 """What a name takes of a folder that cannot be read, at least on the usual file systems."""
 USE_FORM = struct.Struct(">QQ")
@@ -181,8 +184,16 @@ def serve(how: str, processes_max: int, files_max: int) -> None:
 
 
 def processes() -> int:
-    """Return how many processes the pod has."""
-    return sum(name.isdigit() for name in os.listdir("/proc"))
+    """Return how many processes the pod has, with their threads: each takes a number of the machine."""
+    return sum(threads_of(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def threads_of(process: str) -> int:
+    """Return how many threads a process has: each is a folder, which the kernel counts as a link. At least 1."""
+    try:
+        return max(1, os.stat(f"/proc/{process}/task").st_nlink - 2)
+    except OSError:  # it has ended
+        return 1
 
 
 def has_others() -> bool:
@@ -228,7 +239,7 @@ class FilesWatch:
             found, status = os.waitpid(self.child, os.WNOHANG)
             if found:
                 self.child, self.again_at = 0, now + max(FILES_S, FILES_SHARE * (now - self.began))
-                return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1
+                return os.WIFEXITED(status) and os.WEXITSTATUS(status) == MORE_FILES
         elif now > self.again_at:
             self.began, self.again_at = now, now + FILES_S
             try:
@@ -236,32 +247,54 @@ class FilesWatch:
             except OSError:  # no more processes: those are counted
                 return False
             if self.child == 0:
-                os.nice(10)
-                os._exit(int(has_more_files(DISK, self.files_max)))
+                code = 1
+                try:
+                    os.nice(10)
+                    code = MORE_FILES if has_more_files(DISK, self.files_max) else 0
+                finally:
+                    os._exit(code)
         return False
 
 
 def has_more_files(root: str, files_max: int) -> bool:
     """Whether a folder has more files and folders below it; no link is followed."""
-    count, waiting = 0, [(root, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        if depth > DEPTH_MAX:
-            return True
+    return files_in(None, root, files_max, 0) > files_max
+
+
+def files_below(folder: int, files_max: int, depth: int) -> int:
+    """Count the files and folders below an open folder; more than ``files_max``: too many, or too deep.
+
+    Each folder is opened from the one above it. So no path is too long, and no list of folders fills the memory.
+    """
+    if depth > DEPTH_MAX:
+        return files_max + 1
+    count = 0
+    try:
+        with os.scandir(folder) as found:
+            for one in found:
+                count += 1
+                if one.is_dir(follow_symlinks=False):
+                    count += files_in(folder, one.name, files_max - count, depth + 1)
+                if count > files_max:
+                    break
+    except OSError:  # it is gone
+        pass
+    return count
+
+
+def files_in(above: int | None, name: str, files_max: int, depth: int) -> int:
+    """Count the files and folders of a folder in an open one; one that cannot be read counts by its size."""
+    try:
+        handle = os.open(name, FOLDER_FLAGS, dir_fd=above)
+    except OSError:
         try:
-            with os.scandir(path) as found:
-                for one in found:
-                    count += 1
-                    if one.is_dir(follow_symlinks=False):
-                        waiting.append((one.path, depth + 1))
-                    if count > files_max:
-                        return True
-        except OSError:  # it is gone, or may not be read
-            try:
-                count += os.lstat(path).st_size // NAME_BYTES
-            except OSError:
-                continue
-    return count > files_max
+            return os.stat(name, dir_fd=above, follow_symlinks=False).st_size // NAME_BYTES
+        except OSError:
+            return 0
+    try:
+        return files_below(handle, files_max, depth)
+    finally:
+        os.close(handle)
 
 
 def note_use() -> None:

@@ -33,7 +33,7 @@ READ_BYTES = 256 << 10
 BLOCK_BYTES = 4_096
 ENTRY_BYTES = 512
 NAMES_BYTES_MAX = 32 << 20
-"""Of the names of all files: a folder with longer ones is too large."""
+"""Of the names of all files, as they are listed: a folder with longer ones is too large."""
 PASSES_MIN = 3
 PASSES_S = 20.0
 """How long a folder that changes is copied again."""
@@ -91,7 +91,7 @@ def look(root: str, alive: Alive) -> tuple[str, set[str], int]:
     total, marks, room, names = hashlib.sha256(), set(), 0, 0
     for name, found in members(root):
         alive.sign()
-        names += len(name)
+        names += len(json.dumps(name))
         if stat.S_ISREG(found.st_mode):
             marks.add(mark(found))
             room += -(-found.st_size // BLOCK_BYTES) * BLOCK_BYTES
