@@ -24,7 +24,8 @@ LEAVES_MAX: Final = 1_000
 LINE_CHARS_MIN: Final = 16
 """Shorter lines of a key are found in other texts too."""
 _DEPTH_MAX: Final = 8
-_PATHS: Final = frozenset({"client-certificate", "client-key", "tokenFile"})
+_SECRET_FILES: Final = frozenset({"client-key", "tokenFile"})
+_PATHS: Final = _SECRET_FILES | {"client-certificate"}
 _PLAIN: Final = frozenset({"username", "command", "apiVersion", "interactiveMode", "name", "as"})
 """Names and words of each kubeconfig: without them no line of a bundle could be read."""
 
@@ -49,7 +50,7 @@ def _of_kubeconfig(text: str, folder: Path) -> set[str]:
         return secrets_of_document(text)
     found: set[str] = set()
     for user in users:
-        for name in _PATHS - {"client-certificate"}:
+        for name in _SECRET_FILES:
             if isinstance(path := user.get(name), str) and path:
                 found |= _of_file(folder / path)
         for leaf in islice(
