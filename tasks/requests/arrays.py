@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
-from tasks.requests.fields import BY_TASK, JobFields, Place
+from tasks.requests.fields import BY_TASK, FieldPath, JobFields
 
 __all__ = [
     "MATRIX",
@@ -58,7 +58,7 @@ class Member(NamedTuple):
 
 
 def members_of(
-    values: Mapping[str, Any], *, file: str, lines: Mapping[Place, int], place: Place
+    values: Mapping[str, Any], *, file: str, lines: Mapping[FieldPath, int], place: FieldPath
 ) -> tuple[Member, ...]:  # fmt: skip
     """Return the tasks of a job, in the order of the file. Raises RequestInvalid."""
     fields = JobFields(values, file=file, lines=lines, place=place)
@@ -104,7 +104,7 @@ def members_of(
 
 
 def _member(
-    values: Mapping[str, Any], varied: Varied, file: str, lines: Mapping[Place, int], place: Place
+    values: Mapping[str, Any], varied: Varied, file: str, lines: Mapping[FieldPath, int], place: FieldPath
 ) -> Member:  # fmt: skip
     def fields(tasks: Mapping[str, str]) -> JobFields:
         named = {name: _task_of(value, tasks) if _is_step(value) else value for name, value in values.items()}

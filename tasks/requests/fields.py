@@ -10,12 +10,12 @@ from tasks.programs.operators.scalars import NANO
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.sources import SourceInvalid, is_output, located, output_of, place_of
 
-__all__ = ["BY_TASK", "JobFields", "Place"]
+__all__ = ["BY_TASK", "FieldPath", "JobFields"]
 
 _INTEGER_MAX: Final = 1 << 31
 BY_TASK: Final = "task:"
 """A value that begins so names the result of a task."""
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """Names of fields and numbers of items, from the outermost to the innermost one."""
 
 
@@ -23,14 +23,14 @@ class JobFields:
     """The fields of a request, each read with its type."""
 
     def __init__(
-        self, values: Mapping[str, Any], *, file: str = "", lines: Mapping[Place, int] | None = None,
-        place: Place = (),
+        self, values: Mapping[str, Any], *, file: str = "", lines: Mapping[FieldPath, int] | None = None,
+        place: FieldPath = (),
     ) -> None:  # fmt: skip
         """``file`` is named in errors, and relative paths start at its folder. ``lines`` are those of its fields,
         of which these are at ``place``.
         """
         self._values, self._file, self._lines = dict(values), file, lines or {}
-        self._places: dict[str, Place] = {name: (*place, name) for name in self._values}
+        self._places: dict[str, FieldPath] = {name: (*place, name) for name in self._values}
         self._place = place
 
     @property

@@ -18,7 +18,7 @@ from tasks.requests.containing import ContainerRequest, containing_of
 from tasks.requests.embedding import EmbeddingRequest, embedding_of
 from tasks.requests.errors import RequestInvalid
 from tasks.requests.evaluating import EvaluatingRequest, evaluating_of
-from tasks.requests.fields import JobFields, Place
+from tasks.requests.fields import FieldPath, JobFields
 from tasks.requests.generating import GeneratingRequest, generating_of
 from tasks.requests.terms import TERMS, Terms, amount_field, terms_of
 from tasks.requests.training import TrainingRequest, training_of
@@ -107,7 +107,7 @@ def read_file(text: str, file: str) -> JobFile:
     return JobFile(terms, tuple(steps))
 
 
-def _steps(fields: JobFields, rest: Mapping[str, Any], file: str, lines: Mapping[Place, int]) -> list[Step]:
+def _steps(fields: JobFields, rest: Mapping[str, Any], file: str, lines: Mapping[FieldPath, int]) -> list[Step]:
     for name in rest:
         if name != STEPS:
             raise fields.wrong(

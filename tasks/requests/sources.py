@@ -11,8 +11,17 @@ from urllib.parse import unquote, urlsplit
 from state.primitives.errors import ConfigError
 
 __all__ = [
-    "BlobPlace", "LocalPlace", "ObjectPlace", "OutputPlace", "Place", "SourceInvalid", "is_output", "is_url",
-    "located", "output_of", "place_of",
+    "BlobPlace",
+    "LocalPlace",
+    "ObjectPlace",
+    "OutputPlace",
+    "SourceInvalid",
+    "StoragePlace",
+    "is_output",
+    "is_url",
+    "located",
+    "output_of",
+    "place_of",
 ]  # fmt: skip
 
 KEY_BYTES_MAX: Final = 1_024
@@ -69,7 +78,7 @@ class OutputPlace(NamedTuple):
         return f"{_TASK}0x{self.task.hex()}" + (f"/{self.path}" if self.path else "")
 
 
-Place: TypeAlias = LocalPlace | ObjectPlace | BlobPlace
+StoragePlace: TypeAlias = LocalPlace | ObjectPlace | BlobPlace
 
 
 def is_url(source: str) -> bool:
@@ -98,7 +107,7 @@ def located(file: str, source: str) -> str:
     return source if is_url(source) or is_output(source) else posixpath.join(posixpath.dirname(file), source)
 
 
-def place_of(source: str) -> Place:
+def place_of(source: str) -> StoragePlace:
     """Return what a source names. Raises SourceInvalid; its text never repeats a part that may be a password."""
     if not is_url(source):
         return LocalPlace(source)

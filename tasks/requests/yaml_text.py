@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from tasks.requests.errors import RequestInvalid
-from tasks.requests.fields import Place
+from tasks.requests.fields import FieldPath
 
 __all__ = ["BYTES_MAX", "Document", "read_yaml"]
 
@@ -38,7 +38,7 @@ class Document(NamedTuple):
     """The fields of a file, and the line of each field and item."""
 
     values: dict[str, Any]
-    lines: dict[Place, int]
+    lines: dict[FieldPath, int]
 
 
 def read_yaml(text: str, file: str) -> Document:
@@ -66,7 +66,7 @@ class _Reader:
 
     def __init__(self, file: str) -> None:
         self._file, self._nodes = file, 0
-        self._lines: dict[Place, int] = {}
+        self._lines: dict[FieldPath, int] = {}
 
     def document(self, events: Iterator[Any]) -> Document:
         import yaml
@@ -90,7 +90,7 @@ class _Reader:
     def _wrong(self, what: str, event: Any) -> RequestInvalid:
         return RequestInvalid(what, file=self._file, line=event.start_mark.line + 1)
 
-    def _value(self, events: Iterator[Any], event: Any, path: Place, depth: int) -> Any:
+    def _value(self, events: Iterator[Any], event: Any, path: FieldPath, depth: int) -> Any:
         import yaml
 
         self._nodes += 1
