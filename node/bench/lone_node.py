@@ -32,7 +32,8 @@ from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
 from rpc.process.limits import tune_collector
-from rpc.protocol.records import Network, Peer, Submitted, Sync
+from rpc.protocol.records import Network, Peer, Sync
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
@@ -153,10 +154,10 @@ class _SingleNode:
     def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
         return self.ledger.admission()
 
-    def submit_evidence(self, raw: bytes) -> Submitted:
+    def submit_evidence(self, raw: bytes) -> AcceptedEvidence:
         raise EvidenceRefused("a node of one accuses nobody")
 
-    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[AcceptedEvidence]:
         raise EvidenceRefused("a node of one has no fork")
 
     def peers(self) -> list[Peer]:

@@ -25,10 +25,11 @@ from consensus.votes import Certificate
 from node.chain.block_tree import Executed
 from node.chain.forks import ForkUnproven, check_certificate, convict
 from p2p.gossip.core import Verdict
-from rpc.protocol.records import Head, Submitted
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.blocks import evidence_root
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.heads import Head
 from state.primitives.receipts import decode_receipt
 from state.primitives.votes import Equivocation
 from state.store import Store
@@ -244,7 +245,7 @@ class EvidenceService:
         for equivocation in convict(self._records, (certificate,)):
             self.found(equivocation)
 
-    def submit(self, raw: bytes) -> Submitted:
+    def submit(self, raw: bytes) -> AcceptedEvidence:
         """Add evidence that a user submitted, and gossip it.
 
         Raises DecodeError or a subclass of EvidenceRefused; the evidence is then not kept.
@@ -253,7 +254,7 @@ class EvidenceService:
         if is_new:
             self._publish(raw)
             self._note()
-        return Submitted(offence.operator, offence.fault, offence.epoch, offence.view, int(is_new))
+        return AcceptedEvidence(offence.operator, offence.fault, offence.epoch, offence.view, int(is_new))
 
     def examine(self, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
         """Return the faults that a user's certificates prove as a fork. Runs in a worker thread.
@@ -269,7 +270,7 @@ class EvidenceService:
             raise ForkUnproven("the certificates contradict neither each other nor this node's chain")
         return found
 
-    def submit_fork(self, equivocations: Iterable[Equivocation], reporter: bytes | None) -> list[Submitted]:
+    def submit_fork(self, equivocations: Iterable[Equivocation], reporter: bytes | None) -> list[AcceptedEvidence]:
         """Add the faults that ``examine`` found. ``reporter`` is paid for them; None: this node.
 
         Faults that prove nothing any more are left out: the operator is already excluded, or the fault is too old.

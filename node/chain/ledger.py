@@ -14,8 +14,8 @@ import trio
 
 from node.chain.block_tree import Chain, Executed
 from node.chain.mempool import AlreadyKnown, Mempool, MempoolOptions
-from rpc.protocol.records import Head
 from state.primitives.blocks import decode_header
+from state.primitives.heads import Head
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction
 from state.store import Store

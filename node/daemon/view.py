@@ -18,7 +18,8 @@ from node.chain.runtime import PARAMETER_TABLES
 from node.daemon.running import RunningNode
 from p2p.records.records import PeerRecord
 from rpc.backend.store_view import StoreView, describe
-from rpc.protocol.records import KnownNode, Network, Peer, Submitted, Sync
+from rpc.protocol.records import KnownNode, Network, Peer, Sync
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.genesis import read_parameters
 
 __all__ = ["LiveNode", "make_view"]
@@ -38,11 +39,11 @@ class LiveNode:
         with self._node.stages.measure("admit"), self._node.ledger.admission() as admit:
             yield admit
 
-    def submit_evidence(self, raw: bytes) -> Submitted:
+    def submit_evidence(self, raw: bytes) -> AcceptedEvidence:
         """Add evidence of a fault and gossip it."""
         return self._node.evidence.submit(raw)
 
-    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[AcceptedEvidence]:
         """Add the proof of a fork. It is checked in this worker thread and kept on the event loop."""
         evidence = self._node.evidence
         found = evidence.examine([decode_certificate(certificate) for certificate in certificates])

@@ -13,10 +13,11 @@ import trio
 from consensus.light import decode_epoch_record
 from consensus.wire import decode_certificate
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.records import BlockRecord, Description, Head, KindInfo, PooledTransaction, PoolStatus
+from rpc.protocol.records import BlockRecord, Description, KindInfo, PooledTransaction, PoolStatus
 from rpc.protocol.requests import POOL_MAX
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
+from state.primitives.heads import Head
 from state.primitives.receipts import encode_receipt
 from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM, NATIVE_FORM, Transaction
 from state.store import Store

@@ -11,7 +11,7 @@ from rpc.methods.method import Json, NodeApi
 from rpc.methods.schema import EARLIEST, HASH, Param
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Head
+from state.primitives.heads import Head
 
 __all__ = [
     "AT_PARAM",

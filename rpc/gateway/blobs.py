@@ -20,10 +20,10 @@ import orjson
 from rpc.gateway.limits import caller_limiter
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import read_grant
-from rpc.protocol.records import Head
 from rpc.protocol.requests import BlobRequests
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DekubeError
+from state.primitives.heads import Head
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id
 
 _P = ParamSpec("_P")

@@ -44,9 +44,9 @@ from rpc.methods.schema import (
 )
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import Pruned, RpcError
-from rpc.protocol.records import Head
 from rpc.protocol.requests import POOL_ARRIVALS_MAX, PoolRequests
 from state.primitives.errors import DekubeError
+from state.primitives.heads import Head
 from tasks.ledger.open_task import LEDGER_ADDRESS
 
 __all__ = [

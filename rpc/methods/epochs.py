@@ -10,9 +10,9 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Head
 from state.primitives.committee import Committee
 from state.primitives.genesis import ChainParameters
+from state.primitives.heads import Head
 from state.transition.epochs import EpochInfo, Tally, epoch_of, first_height, load_epoch, load_tally
 from state.transition.staking import load_committee
 from state.view import Reader

@@ -26,8 +26,8 @@ from rpc.methods.schema import (
     obj,
 )
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.records import Submitted
 from rpc.protocol.requests import LiveRequests
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.committee import SEATS_MAX
 from state.primitives.votes import KINDS, Vote
 from state.transition.evidence import (
@@ -102,7 +102,7 @@ async def submit_fork(node: NodeApi, certificate: bytes, other: bytes | None, re
     return {"at": at(node.head), "convicted": [_submitted(one) for one in found]}
 
 
-def _submitted(found: Submitted) -> dict[str, Json]:
+def _submitted(found: AcceptedEvidence) -> dict[str, Json]:
     return {
         "operator": address(found.operator),
         "fault": _FAULTS[found.fault],

@@ -8,7 +8,7 @@ from rpc.methods.method import Json, NodeApi
 from rpc.methods.render import at, hexed
 from rpc.methods.schema import HEIGHT, Param
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.records import Head
+from state.primitives.heads import Head
 
 __all__ = ["AT_HEIGHT", "found_at", "stamp", "state_height", "state_unavailable"]
 

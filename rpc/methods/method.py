@@ -11,10 +11,11 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.schema import HEIGHT, Param, Schema
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Description, Head
+from rpc.protocol.records import Description
 from rpc.protocol.waiter import Waiter
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DekubeError
+from state.primitives.heads import Head
 from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from rpc.protocol.blocks import LoadedBlock
-from rpc.protocol.records import Head, Peer
+from rpc.protocol.records import Peer
 from state.primitives.address import format_address
 from state.primitives.errors import DecodeError
+from state.primitives.heads import Head
 from state.primitives.receipts import Event, EventType, Receipt
 from state.primitives.transactions import Transaction
 

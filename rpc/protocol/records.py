@@ -8,14 +8,12 @@ __all__ = [
     "BlobStatus",
     "BlockRecord",
     "Description",
-    "Head",
     "KindInfo",
     "KnownNode",
     "Network",
     "Peer",
     "PoolStatus",
     "PooledTransaction",
-    "Submitted",
     "Sync",
     "UploadStatus",
 ]
@@ -44,30 +42,6 @@ class Description(NamedTuple):
     parameters: tuple[tuple[str, int], ...]
     validators: tuple[tuple[bytes, bytes, bytes, int], ...]
     """Founding validators: address, vote key, VRF key, stake."""
-
-
-class Head(NamedTuple):
-    """The newest finalised block and what follows from it.
-
-    ``state_root`` is the root after executing it (the next header carries it), ``base_fee_next`` the base fee
-    of the next block. State is readable from ``oldest_state`` up, blocks from ``oldest_block``.
-    ``stood_still_ms`` is its chain time less its steady time.
-    """
-
-    height: int
-    hash: bytes
-    time_ms: int
-    state_root: bytes
-    base_fee: int
-    base_fee_next: int
-    oldest_state: int
-    oldest_block: int
-    stood_still_ms: int = 0
-
-    @property
-    def steady_ms(self) -> int:
-        """Steady time of the block: deadlines count in it."""
-        return self.time_ms - self.stood_still_ms
 
 
 class BlockRecord(NamedTuple):
@@ -153,16 +127,6 @@ class Network(NamedTuple):
     relays: tuple[str, ...]
     known: int
     nodes: tuple[KnownNode, ...]
-
-
-class Submitted(NamedTuple):
-    """Accepted evidence: who is convicted of which fault. ``is_new`` 0: the node had equivalent evidence."""
-
-    operator: bytes
-    fault: int
-    epoch: int
-    view: int
-    is_new: int
 
 
 class Sync(NamedTuple):

@@ -22,21 +22,21 @@ from rpc.protocol.records import (
     BlobStatus,
     BlockRecord,
     Description,
-    Head,
     Network,
     Peer,
     PooledTransaction,
     PoolStatus,
-    Submitted,
     Sync,
     UploadStatus,
 )
 from rpc.protocol.task_views import QUESTION_BYTES_MAX
 from rpc.protocol.wire_types import Codec, Encoded, Length, Range, codec_of
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
+from state.primitives.heads import Head
 from state.view.overlay import KEY_BYTES_MAX
 from tasks.ledger.screening import DatasetFacts
 
@@ -280,14 +280,14 @@ class LiveRequests(Protocol):
     """Requests that only the running node can answer."""
 
     @_on_loop
-    def submit_evidence(self, raw: bytes, /) -> Submitted:
+    def submit_evidence(self, raw: bytes, /) -> AcceptedEvidence:
         """Accept evidence of a fault and gossip it. Raises EvidenceRefused or DecodeError."""
         ...
 
     @_in_thread
     def submit_fork(
         self, certificates: Annotated[list[bytes], Length(1, FORK_CERTIFICATES_MAX)], reporter: bytes | None, /
-    ) -> list[Submitted]:
+    ) -> list[AcceptedEvidence]:
         """Accept certificates that prove a fork, and gossip evidence against whom they convict.
 
         Raises ForkUnproven or DecodeError.

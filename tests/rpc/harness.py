@@ -23,10 +23,12 @@ from rpc.backend.server import Backend, BackendOptions
 from rpc.backend.store_view import StoreView, describe
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
-from rpc.protocol.records import Head, KnownNode, Network, Peer, Submitted, Sync
+from rpc.protocol.records import KnownNode, Network, Peer, Sync
+from state.primitives.accepted_evidence import AcceptedEvidence
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.heads import Head
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
 from state.primitives.votes import Candidate, Vote, VoteKey, vote_digest
@@ -108,10 +110,10 @@ class Node:
         self.pool.add(self.runtime.check(transaction))
         return transaction.hash
 
-    def submit_evidence(self, raw: bytes) -> Submitted:
+    def submit_evidence(self, raw: bytes) -> AcceptedEvidence:
         return self.evidence.submit(raw)
 
-    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[AcceptedEvidence]:
         found = self.evidence.examine([decode_certificate(certificate) for certificate in certificates])
         return trio.from_thread.run_sync(self.evidence.submit_fork, found, reporter)
 

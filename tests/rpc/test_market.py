@@ -14,9 +14,10 @@ from rpc.client.results import Custody, Group, Machine, Task, read_result
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Description, Head, KindInfo
+from rpc.protocol.records import Description, KindInfo
 from rpc.protocol.requests import BlobRequests
 from state.primitives.errors import DecodeError
+from state.primitives.heads import Head
 from state.primitives.receipts import EventType
 from state.view import Overlay
 from tasks.ledger.custody_inputs import input_budget

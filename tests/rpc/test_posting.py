@@ -17,9 +17,9 @@ from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, PendingAns
 from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.node.batcher import Batcher
 from rpc.protocol.errors import NodeUnavailable, RpcError
-from rpc.protocol.records import Head
 from rpc.protocol.waiter import Waiter
 from state.primitives.hashing import keccak
+from state.primitives.heads import Head
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic, sign_legacy
 from state.primitives.transactions import sign_transaction

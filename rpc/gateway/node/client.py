@@ -29,13 +29,14 @@ from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, PollFilters
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
 from rpc.protocol.frames import ANSWER_LIMIT_BYTES, FrameBuffer, Push, read_answer, read_failure
-from rpc.protocol.records import Description, Head
+from rpc.protocol.records import Description
 from rpc.protocol.requests import ChainRequests, PoolRequests
 from rpc.protocol.waiter import Waiter
 from rpc.protocol.wire_types import read_record
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
+from state.primitives.heads import Head
 from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
 from tasks.ledger.events import EVENTS

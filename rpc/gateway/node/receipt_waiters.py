@@ -13,8 +13,8 @@ import structlog
 
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Head
 from state.primitives.errors import DekubeError
+from state.primitives.heads import Head
 
 __all__ = ["BLOCKS_MAX", "BlockSource", "ReceiptWaiters"]
 

@@ -35,7 +35,7 @@ from rpc.protocol.frames import (
     read_answer,
     read_request,
 )
-from rpc.protocol.records import Head, PoolStatus
+from rpc.protocol.records import PoolStatus
 from rpc.protocol.requests import REQUESTS, handler_of
 from rpc.protocol.wire_types import read_record, record_value
 from state.primitives.codec import decode, encode
@@ -43,6 +43,7 @@ from state.primitives.errors import (
     ConfigError,
     DecodeError,
 )
+from state.primitives.heads import Head
 from state.transition.calls import SYSTEM_PREFIX
 from tests.fuzz import blobs
 from tests.fuzz.targets.base import Target, of_text

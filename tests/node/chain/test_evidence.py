@@ -28,10 +28,10 @@ from node.chain.evidence import (
 from node.chain.ledger import NodeLedger
 from node.chain.mempool import MempoolOptions
 from p2p.gossip.core import Verdict
-from rpc.protocol.records import Head
 from state.primitives.codec import encode
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError
+from state.primitives.heads import Head
 from state.primitives.votes import NOTARIZE, Equivocation
 from state.store import Store
 from state.store.memory import MemoryDatabase

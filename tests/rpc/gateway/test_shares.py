@@ -27,8 +27,8 @@ from rpc.methods.poll_filters import FILTERS_MAX, PollFilters
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import STRING
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Head
 from rpc.protocol.requests import PoolRequests
+from state.primitives.heads import Head
 from tests.rpc.gateway.test_websocket_server import Socket
 from tests.rpc.harness import ALICE, Node, gateway, served
 from tests.rpc.raw import call

@@ -20,10 +20,11 @@ from rpc.protocol.frames import (
     read_answer,
     read_request,
 )
-from rpc.protocol.records import Head, Peer
+from rpc.protocol.records import Peer
 from rpc.protocol.wire_types import read_record, record_value
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
+from state.primitives.heads import Head
 
 VALUES = st.recursive(
     st.none() | st.integers(-(2**64), 2**64) | st.binary(max_size=64) | st.text(max_size=16),

@@ -12,8 +12,9 @@ import pytest
 from rpc.gateway.node import client as links
 from rpc.gateway.node.client import NodeClient, NodeClientOptions
 from rpc.protocol.blocks import LoadedBlock
-from rpc.protocol.records import BlockRecord, Head
+from rpc.protocol.records import BlockRecord
 from rpc.protocol.requests import ChainRequests
+from state.primitives.heads import Head
 from tests.rpc.gateway.node.test_large_blocks import add
 from tests.rpc.harness import ALICE, BOB, Node, transfer
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rpc.gateway.node.batcher import FRAME_BYTES_MAX, Batcher
 from rpc.gateway.node.receipt_waiters import BLOCKS_MAX, ReceiptWaiters
 from rpc.protocol.errors import NodeUnavailable, RpcError
-from rpc.protocol.records import Head
+from state.primitives.heads import Head
 from state.primitives.transactions import decode_transaction
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, mint, served, transfer
 
